@@ -12,9 +12,12 @@ import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -54,18 +57,23 @@ def steps(page: str) -> list[Step]:
 
 
 def run(step: Step) -> None:
-    """Run a step, unless its result is there, and record what it took. Exits if it fails."""
+    """Run a step, unless its result is there, and record what it took.
+
+    Exits if it fails, and with 130 once a step that Ctrl-C has stopped has ended: a training saves
+    first.
+    """
     if step.result is not None and Path(step.result).exists():
         print(f"== {step.name}: {step.result} is there", flush=True)
         return
     print(f"== {step.name}\n{step.commands}", end="", flush=True)
     scripts = Path(sys.executable).parent
     before, started = _cpu_seconds(), time.monotonic()
-    done = subprocess.run(
-        ["/bin/sh", "-e", "-c", step.commands],
-        env=os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"},
-        check=False,
-    )
+    with _left_to_the_step() as interrupts:
+        done = subprocess.run(
+            ["/bin/sh", "-e", "-c", step.commands],
+            env=os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"},
+            check=False,
+        )
     took = Took(
         step.name,
         round(time.monotonic() - started, 1),
@@ -73,11 +81,25 @@ def run(step: Step) -> None:
         round(os.getloadavg()[0], 1),
     )
     record(took, again=step.result is None)
+    if interrupts:
+        print(f"stopped in step {step.name!r}; the same command resumes it", file=sys.stderr)
+        sys.exit(130)
     if done.returncode:
         sys.exit(
             f"error: step {step.name!r} ended with {done.returncode}; the same command resumes it"
         )
     print(f"== {step.name}: {took.seconds:,.0f} s", flush=True)
+
+
+@contextmanager
+def _left_to_the_step() -> Iterator[list[int]]:
+    """Yield the interrupts that arrive; the terminal sends them to the step's commands as well."""
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def record(took: Took, *, again: bool) -> None:

@@ -2,7 +2,10 @@
 """`make real`: its steps are the commands of its page, and a wheel that is missing is asked for."""
 
 import json
+import os
 import shlex
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -11,7 +14,9 @@ from transformers import AutoTokenizer
 from data.tokenization.tokenizer import train
 from examples.real_model import ask, convert, steps
 from recipes.notation import ladder_file
+from tests.conditions import until
 from tests.house.rooms import TREE
+from tests.warm_start import path_with
 
 FOLDER = TREE / "examples" / "real_model"
 PAGE = """# Page
@@ -73,6 +78,40 @@ def test_a_step_that_fails_ends_the_run_with_its_name(page, tmp_path):
     with pytest.raises(SystemExit, match="step 'first' ended with 1; the same command resumes it"):
         steps.main()
     assert not (tmp_path / "made").exists()
+
+
+def test_an_interrupted_step_ends_in_its_own_time_and_no_step_follows(page, tmp_path):
+    slow = f"{sys.executable} interrupted.py"
+    page.write_text(PAGE.replace("mkdir made", slow).replace("`first`", "`slow`"))
+    (tmp_path / "interrupted.py").write_text(
+        "import pathlib, time\n"
+        "try:\n"
+        "    pathlib.Path('begun').touch()\n"
+        "    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n"
+        "    time.sleep(1)\n"
+        "    pathlib.Path('saved').touch()\n"
+        "    raise SystemExit(130)\n"
+    )
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    code += "from pathlib import Path; from examples.real_model import steps\n"
+    code += "steps.PAGE = Path('page.md'); steps.main()\n"
+    began = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": path_with(TREE)},
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        until((tmp_path / "begun").exists)
+        os.killpg(began.pid, signal.SIGINT)
+        _, said = began.communicate(timeout=60)
+    finally:
+        began.kill()
+    assert said == "stopped in step 'slow'; the same command resumes it\n"
+    assert began.returncode == 130
+    assert (tmp_path / "saved").exists()
+    assert not (tmp_path / "seen").exists()
+    assert [one["step"] for one in json.loads((tmp_path / steps.TIMES).read_text())] == ["slow"]
 
 
 def test_the_time_of_a_step_is_that_of_all_its_attempts(page, tmp_path):
