@@ -61,7 +61,7 @@ def import_model(
     require_free(to, room=sum(BYTES[one.dtype] * math.prod(one.shape) for one in stored.values()))
     with loading("Megatron-Core"):
         from recipes.hugging_face.import_ import write_checkpoint
-    note(f"importing {len(stored):,} tensors of a {found.family} model")
+    note(f"importing {len(stored):,} tensors of the model family {found.family}")
     write_checkpoint(to, folder, found, stored, origin=source)
     typer.echo(to)
     if card is not None:

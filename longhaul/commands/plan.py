@@ -265,7 +265,8 @@ def _layout(question: SearchRequest, words: str) -> Layout:
     if layout.world_size != question.gpus:
         raise ValueError(
             f"--layout has {layout.world_size} ranks and {question.gpus} GPUs are asked for; "
-            "set --nodes, or dp"
+            f"ask for {layout.world_size} by --nodes or --gpus, or name a layout of "
+            f"{question.gpus} ranks (dpN adds data ranks)"
         )
     return layout
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from eval.run_folder import Step
 from longhaul.options import Json, RunOption, RunOrStage, print_json, run_of
+from longhaul.run_folder.lock_holder import holder_of
 from longhaul.run_folder.run_view import require_stages
 from longhaul.run_folder.state import NONE_STARTED, RunState, StageState, run_state
 from longhaul.terminal.console import print_left_out, show
@@ -49,8 +50,11 @@ def status(
         return
     if found.trouble:
         typer.echo(f"broken: {found.trouble}")
+    evaluating = holder_of(run / "eval")
     for holder in found.holders:
         typer.echo(holder.words)
+    if evaluating is not None and evaluating.process not in {one.process for one in found.holders}:
+        typer.echo(f"eval: {evaluating.words}")
     if not found.stages:
         typer.echo(f"{run}: {NONE_STARTED}")
         return
@@ -98,7 +102,7 @@ def status(
     if all(stage.state == "done" for stage in found.stages):
         waiting = [stage.name for stage in found.stages if not stage.evaluated]
         typer.echo("all stages are trained" if waiting else "all stages are done")
-        if waiting:
+        if waiting and evaluating is None:
             command = ["longhaul", "evaluate", "--run", str(run)]
             next_command(command, f"evaluate {', '.join(waiting)}")
     elif math.isfinite(found.seconds_left):

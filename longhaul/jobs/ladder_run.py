@@ -12,6 +12,7 @@ from data.store import Manifest
 from longhaul.defaults import run_of, store_of
 from longhaul.terminal.console import loading
 from longhaul.terminal.messages import note
+from longhaul.terminal.next_commands import tokenizer_of
 from recipes.checkpoints.marker import require_origin
 from recipes.shipped.machines import Machines, on_machines
 from recipes.shipped.named import cards_of, combined
@@ -287,5 +288,5 @@ def without_store(plan: LadderRun) -> str:
     assert plan.card.hf_id is not None
     return (
         f"there is no token store at {plan.store}; make one: longhaul prepare --source DOCUMENTS "
-        f"{shlex.join(['--tokenizer', plan.card.hf_id, '--out', str(plan.store)])}"
+        f"{shlex.join(['--tokenizer', tokenizer_of(plan.card), '--out', str(plan.store)])}"
     )

@@ -116,17 +116,25 @@ def importing(card: ModelCard) -> str:
 
 
 def preparing(card: ModelCard, ladder: Ladder) -> str:
-    """Return the command that prepares a store with the tokenizer of a ladder's weights.
-
-    Weights of a revision have theirs there too, so it is taken from their import.
-    """
+    """Return the command that prepares a store with the tokenizer of a ladder's weights."""
     out = f"--out {shlex.quote(str(store_of(card)))}"
     if ladder.stages[0].start == "scratch":
         return f"longhaul prepare --vocab-size {card.vocab} {out}"
-    tokenizer = card.hf_id or "YOUR_TOKENIZER"
-    if card.hf_revision:
-        tokenizer = str(MODELS / card.name / "hugging_face")
-    return f"longhaul prepare --source DOCUMENTS --tokenizer {shlex.quote(tokenizer)} {out}"
+    tokenizer = shlex.quote(tokenizer_of(card))
+    return f"longhaul prepare --source DOCUMENTS --tokenizer {tokenizer} {out}"
+
+
+def tokenizer_of(card: ModelCard) -> str:
+    """Return the tokenizer of a card's weights as `--tokenizer` takes it.
+
+    It is that of the import or folder that names the card, which may differ from its model on the
+    hub. Weights of a revision have theirs there too, so it is taken from their import.
+    """
+    if card.start or card.hf_revision:
+        return str(Path(card.start or MODELS / card.name) / "hugging_face")
+    if card.path and not card.path.startswith(OF_THE_HUB):
+        return card.path
+    return card.hf_id or "YOUR_TOKENIZER"
 
 
 def new_ladder(card: ModelCard, seq_length: int) -> tuple[str, str]:

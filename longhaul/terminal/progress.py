@@ -178,8 +178,11 @@ def _table(tasks: Sequence[Task], without: Sequence[str]) -> Table:
     return table
 
 
+_STARTING = {"loss": "no step yet", "rate": "", "tokens": "", "left": "", "ladder": ""}
+
+
 class _Bars:
-    """A line for each job that has started, with a bar where there is room."""
+    """A line for each job that has started or is the next, with a bar where there is room."""
 
     def __init__(self, console: Console, jobs: Sequence[Watched]) -> None:
         self.jobs = jobs
@@ -202,6 +205,8 @@ class _Bars:
     def show(self, lines: Sequence[list[dict[str, Any]]]) -> None:
         for at, (job, task) in enumerate(zip(self.jobs, self.tasks, strict=True)):
             if not lines[at]:
+                if at == 0 or self.bars.tasks[self.tasks[at - 1]].finished:
+                    self.bars.update(task, figures=_STARTING, visible=True)
                 continue
             step = lines[at][-1]["step"]
             if not self.bars.tasks[task].started:

@@ -4,6 +4,7 @@
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,13 @@ def test_a_folder_with_the_name_of_a_shipped_card_is_named_in_every_command(answ
     shown = answer("show", "--card", folder, "--ladder", "nemo", "--stage", "64K").out
     imported = next(words for words in words_of(shown) if words[1] == "import")
     assert imported[2:] == ["--from", str(folder), "--to", "models/llama32_1b"]
+    of = [words for words in words_of(shown) if words[1] == "prepare"]
+    assert [words[words.index("--tokenizer") + 1] for words in of] == [str(folder)]
+    shutil.copytree(folder, folder / "hugging_face")  # as an import has it
+    shown = answer("show", "--card", folder, "--ladder", "nemo", "--stage", "64K").out
+    (of_import,) = [words for words in words_of(shown) if words[1] == "prepare"]
+    named = of_import[of_import.index("--tokenizer") + 1]
+    assert named == str(folder / "hugging_face")
 
 
 def test_a_dryrun_of_several_nodes_shows_the_recipe_and_how_it_is_run(answer):

@@ -36,6 +36,19 @@ def test_a_job_that_ends_is_shown_with_its_figures_and_what_comes_after(tmp_path
     assert shown.count("evaluating") == 1
 
 
+def test_the_next_job_has_its_bar_before_its_first_step(tmp_path):
+    out = io.StringIO()
+    names = ("tiny_512", "tiny_2k", "tiny_8k")
+    jobs = [Watched(name, 3, tmp_path / f"{name}.jsonl") for name in names]
+    with progress(Console(file=out, force_terminal=True, width=120), jobs):
+        until(lambda: "no step yet" in out.getvalue())
+        assert "tiny_2k" not in out.getvalue()
+        write_steps(jobs[0].metrics, 3)
+        until(lambda: "tiny_2k" in out.getvalue())
+    assert "0/3" in lines_left(out.getvalue())[1]
+    assert "tiny_8k" not in out.getvalue()
+
+
 def test_a_job_under_way_says_nothing_of_what_comes_after(tmp_path):
     out = io.StringIO()
     jobs = [Watched("tiny_512", 3, tmp_path / "metrics.jsonl")]
