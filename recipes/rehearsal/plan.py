@@ -123,7 +123,8 @@ def _pair(row: Row, rows: Mapping[str, Row]) -> tuple[Part, Part]:
         place += 1
     asked = order[place]
     if place == 0:
-        return _part(row, _stand_in(row.card, asked), asked, rows), _part(row, asked, asked, rows)
+        before = _stand_in(row.card, asked, row.layout)
+        return _part(row, before, asked, rows), _part(row, asked, asked, rows)
     return _part(row, order[place - 1], asked, rows), _part(row, asked, asked, rows)
 
 
@@ -139,9 +140,13 @@ def _alone(stage: Stage) -> Ladder:
     return Ladder(name=STAND_IN, source="in place of the published weights", stages=(stage,))
 
 
-def _stand_in(card: ModelCard, asked: Stage) -> Stage:
-    """Return a stage from random weights at the card's own context and rotation."""
-    batch = max(1, asked.tokens_per_batch // card.native_context) * card.native_context
+def _stand_in(card: ModelCard, asked: Stage, layout: Layout) -> Stage:
+    """Return a stage from random weights at the card's own context and rotation.
+
+    A step has the tokens of the stage's, and at least one micro-batch for each data rank.
+    """
+    sequences = asked.tokens_per_batch // card.native_context
+    batch = max(layout.micro_batch * layout.dp, sequences) * card.native_context
     return replace(
         asked,
         seq_length=card.native_context,

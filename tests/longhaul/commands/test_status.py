@@ -129,14 +129,14 @@ def test_a_run_that_has_saved_nothing_starts_again(answer, tmp_path):
 
 def test_a_run_that_is_being_evaluated_says_so_and_not_how_to_evaluate_it(answer, tmp_path):
     run = make_run(tmp_path / "run", taken=(40, 40), saved=(40, 40))
-    idle = answer("status", run).out
-    assert "all stages are trained" in idle
-    assert "longhaul evaluate" in idle
+    _, shown, said = answer("status", run)
+    assert "all stages are trained" in shown
+    assert "longhaul evaluate" in said
     with in_use(run / "eval"):
-        under_way = answer("status", run).out
-    assert under_way.startswith(f"eval: in use by process {os.getpid()} ")
-    assert "all stages are trained" in under_way
-    assert "longhaul evaluate" not in under_way
+        _, shown, said = answer("status", run)
+    assert shown.startswith(f"eval: in use by process {os.getpid()} ")
+    assert "all stages are trained" in shown
+    assert "longhaul evaluate" not in said
 
 
 def test_a_process_that_was_killed_or_whose_number_is_another_s_now_holds_nothing(tmp_path):

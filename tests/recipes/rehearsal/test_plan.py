@@ -177,6 +177,18 @@ def test_before_a_first_stage_stand_random_weights_at_the_card_s_own_context_and
     assert any("published weights" in note for note in made.notes())
 
 
+def test_a_stand_in_has_a_micro_batch_for_each_data_rank_of_a_small_batch():
+    row = ALL["llama31_8b_nemo_64k"]
+    short = replace(row.stage, seq_length=2 * K, tokens_per_batch=8 * K, start="card")
+    layout = replace(row.layout, dp=2)
+    row = replace(
+        row, ladder=replace(row.ladder, stages=(short,)), seq_length=2 * K, layout=layout, nodes=2
+    )
+    before = rehearsal(row, ranks=4, rows={}).whole[0]
+    assert before.stage.tokens_per_batch == 2 * row.card.native_context
+    assert micro_batches(before.stage, layout) == 1
+
+
 def test_a_context_as_long_as_the_card_s_own_has_a_folder_of_its_own():
     made = of("same")
     assert made.parts[0].stage.seq_length == made.parts[1].stage.seq_length
