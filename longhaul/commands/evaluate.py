@@ -2,7 +2,6 @@
 """`longhaul evaluate`: evaluate the checkpoints of a run, and the model that it started from."""
 
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +28,7 @@ from longhaul.run_folder.lock import in_use, require_unused
 from longhaul.run_folder.stage_named import require_any_checkpoint, stage_named
 from longhaul.terminal.console import busy, loading, output_to
 from longhaul.terminal.messages import next_command, note, resumable
-from longhaul.terminal.results import announcing
+from longhaul.terminal.results import announcing_evaluations
 
 if TYPE_CHECKING:
     from eval.base_model import BaseModel
@@ -202,7 +201,6 @@ def evaluate(
     from eval.report.evaluations import other_evaluations
     from eval.run_folder import (
         base_evaluations,
-        evaluation_path,
         read_evaluation,
         read_stage,
         stage_names,
@@ -289,13 +287,12 @@ def evaluate(
                 "weights and code only the rest is measured"
             )
     said = f"evaluating {', '.join(subjects)} on {ranks} ranks"
-    results = {name: evaluation_path(run, name) for name in subjects}
     with (
         in_use(run / "eval"),
         resumable("continues with the parts that are not measured yet"),
         output_to(run / "output.log") as console,
         busy(console, said),
-        announcing(console, results, "evaluated", partial(titles_of, run)),
+        announcing_evaluations(console, run, subjects),
     ):
         run_in_order("evaluate", [job], run / "launch")
     found = [each for name in chosen if (each := read_evaluation(run, name)) is not None]

@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from longhaul.run_folder.lock import in_use, require_unused
 from longhaul.terminal.console import loading, output_to, show
 from longhaul.terminal.messages import note, resumable
 from longhaul.terminal.progress import Watched, progress
-from longhaul.terminal.results import announcing
+from longhaul.terminal.results import announcing_evaluations
 from recipes.checkpoints.marker import checkpoint_facts, start_checkpoint
 from recipes.rehearsal import extension
 from recipes.shipped.machines import Machines
@@ -248,8 +247,7 @@ def _measured(
     with loading("NeMo and Megatron-Core"):
         from data.store import Manifest
         from eval.base_model import base_models
-        from eval.finished_parts import titles_of
-        from eval.run_folder import evaluation_path, write_json
+        from eval.run_folder import write_json
         from longhaul.jobs import evaluation, local_chain, stage_checks, training
         from longhaul.jobs.store_source import require_heldout
         from longhaul.rehearsal.extension import RECORD, probed
@@ -292,9 +290,7 @@ def _measured(
         console = held.enter_context(output_to(plan.run / "output.log"))
         held.enter_context(progress(console, watched, after="evaluating"))
         subjects = [*(model.name for model in base_models(plan.run, [stage.name])), stage.name]
-        results = {name: evaluation_path(plan.run, name) for name in subjects}
-        finished = partial(titles_of, plan.run)
-        held.enter_context(announcing(console, results, "evaluated", finished))
+        held.enter_context(announcing_evaluations(console, plan.run, subjects))
         run_in_order("probe", jobs, plan.run / "launch", console.print)
     facts = card_facts(probe.card, probe.row.layout, probe.length)
     seen = probed(plan.run, stage.name, start=str(probe.start), native=probe.native, facts=facts)

@@ -5,7 +5,6 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,7 +42,7 @@ from longhaul.run_folder.lock import in_use, require_unused
 from longhaul.terminal.console import held_back, loading, output_to
 from longhaul.terminal.messages import note, resumable
 from longhaul.terminal.progress import Watched, progress
-from longhaul.terminal.results import announcing
+from longhaul.terminal.results import announcing_evaluations
 from recipes.shipped.machines import Machines, require_no_machines
 from recipes.spec.naming import stage_folder
 
@@ -185,8 +184,6 @@ def _run_here(
         if made is not None:
             show_store(made)
     with loading("NeMo and Megatron-Core"):
-        from eval.finished_parts import titles_of
-        from eval.run_folder import evaluation_path
         from longhaul.jobs import (
             chain_ruler,
             chain_suites,
@@ -250,14 +247,13 @@ def _run_here(
             Watched(stage.name, stage.steps, stage.metrics, stage.tokens_per_batch)
             for stage in stages
         ]
-        results = {stage.name: evaluation_path(plan.run, stage.name) for stage in stages}
         if jobs:
             note(f"the ranks write to {plan.run / 'launch'}")
             with (
                 resumable(saves=[stage.checkpoints for stage in stages]),
                 output_to(plan.run / "output.log") as console,
                 progress(console, watched, after="evaluating"),
-                announcing(console, results, "evaluated", partial(titles_of, plan.run)),
+                announcing_evaluations(console, plan.run, [stage.name for stage in stages]),
             ):
                 run_in_order(plan.name, jobs, plan.run / "launch", console.print)
     from longhaul.commands.report import report

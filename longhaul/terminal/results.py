@@ -3,8 +3,9 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -73,6 +74,17 @@ def announcing(
         done.set()
         thread.join()
         look()
+
+
+def announcing_evaluations(
+    console: Console, run: Path, names: Iterable[str]
+) -> AbstractContextManager[None]:
+    """Announce the evaluations of models of a run, and the parts that are measured."""
+    from eval.finished_parts import titles_of
+    from eval.run_folder import evaluation_path
+
+    results = {name: evaluation_path(run, name) for name in names}
+    return announcing(console, results, "evaluated", partial(titles_of, run))
 
 
 def _written(path: Path) -> int | None:
