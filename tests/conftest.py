@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from data.cuda_extension import prepare_process
 from longhaul import cli
 from longhaul.terminal.messages import set_verbosity
-from tests import suite_time, warm_start
+from tests import ranks, suite_time, warm_start
 from tests.ranks import one_rank
 
 CLOCK = suite_time.Clock()
@@ -24,13 +25,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--budget-minutes", type=float, help="Report the total against this budget.")
     parser.addoption("--write-durations", action="store_true", help="Rewrite tests/durations.json.")
     parser.addoption("--nightly", action="store_true", help="Run further cases of each test too.")
+    parser.addoption(
+        "--device", choices=["cpu", "cuda"], default="cpu",
+        help="cuda: run the tests marked parity, on ranks of one GPU over NCCL; with --nightly "
+        "every case of each, not a seventh.",
+    )  # fmt: skip
+    parser.addoption(
+        "--kept-ranks", action="store_true",
+        help="Run the tests marked parity on ranks that stay for all of them, as on a GPU.",
+    )  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let processes that import NeMo be forked; workers inherit what the first process sets."""
     prepare_process()  # tests import Megatron-Core without a command
-    if not hasattr(config, "workerinput"):
+    device = config.getoption("--device")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise pytest.UsageError("--device cuda: PyTorch finds no GPU on this machine")
+    if not hasattr(config, "workerinput") and device == "cpu":  # CUDA does not survive a fork
         warm_start.set_up()
+    if _on_kept_ranks(config):
+        few = device == "cuda" and not config.getoption("--nightly")
+        config.add_cleanup(ranks.keep(device, stride=7 if few else 1))
+
+
+def _on_kept_ranks(config: pytest.Config) -> bool:
+    return config.getoption("--device") == "cuda" or config.getoption("--kept-ranks")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -43,6 +63,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what runs nightly, unless asked for, and begin with the files that take longest."""
     if not config.getoption("--nightly"):
         suite_time.leave_out_nightly(config, items)
+    if _on_kept_ranks(config):
+        others = [item for item in items if not item.get_closest_marker("parity")]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item.get_closest_marker("parity")]
+        return
     suite_time.longest_first(items, suite_time.read())
 
 

@@ -2,7 +2,8 @@
 """Run a function on several gloo ranks of this machine, joined by a file: no port is taken.
 
 Ranks are forked from a server that has imported what takes seconds and has run nothing, so they
-share no state with the tests or each other and start at once.
+share no state with the tests or each other and start at once. With `pytest --device cuda` the tests
+marked `parity` run on ranks of one GPU instead, over NCCL, which are kept for all of them.
 """
 
 import os
@@ -13,18 +14,22 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
+import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from benchmarks.harness.kept_ranks import Device, KeptSets
 from custom_modules.cpu.gloo_device import one_gloo_device
 from tests import warm_start
 
+T = TypeVar("T")
 TREE = Path(__file__).resolve().parents[1]
 
 
@@ -107,8 +112,50 @@ def run_ranks(
     function: Callable[..., Any], size: int, *args: Any, timeout_seconds: float = 500
 ) -> list[Any]:
     """Return what `function(*args)` returns on each of `size` ranks, as `Ranks.results` does."""
+    if KEPT is not None:
+        return KEPT.run(function, size, *args, timeout_seconds=timeout_seconds)
     with Ranks(function, size, *args) as ranks:
         return ranks.results(timeout_seconds)
+
+
+KEPT: KeptSets | None = None
+"""Set by `keep`; without it every function has ranks of its own."""
+STRIDE = 1
+"""Of the cases that `some` takes; the same in the tests' process and on its ranks."""
+
+
+def keep(device: Device, stride: int = 1) -> Callable[[], None]:
+    """Run functions on ranks of a device that are kept; return what ends them."""
+    global KEPT, STRIDE
+    prepare = partial(_prepare, device, stride)
+    KEPT, STRIDE = KeptSets(device, prepare, sizes=(2, 4)), stride  # they import meanwhile
+    return KEPT.close
+
+
+def some(cases: list[T]) -> list[T]:
+    """Return the cases, or on a GPU some: messages of ranks that share one take milliseconds."""
+    return cases[::STRIDE]
+
+
+def _prepare(device: Device, stride: int) -> None:
+    global STRIDE  # noqa: PLW0603
+    import megatron.core.optimizer  # noqa: F401 while nobody waits for it
+
+    from tests.custom_modules.support import plain_attention
+
+    STRIDE = stride
+    torch.set_default_device(device)
+    torch.compiler.set_stance("force_eager")  # hundreds of shapes would be compiled each
+    plain_attention.register()
+
+
+def megatron_backend() -> AbstractContextManager[None]:
+    """Return the context in which Megatron-Core computes on the device of this rank."""
+    if torch.get_default_device().type == "cuda":
+        return nullcontext()
+    from custom_modules.cpu.backend import cpu_backend
+
+    return cpu_backend(force=True)
 
 
 def kill_tree(root: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `run_ranks` hands back, and how it fails."""
+"""What `run_ranks` and ranks that are kept hand back, and how they fail."""
 
 import os
 import signal
@@ -10,9 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor
 
+from benchmarks.harness.kept_ranks import HOST_ID, KeptRanks, KeptSets, _environment
+from custom_modules.attention.documents import Documents
+from tests import ranks as of_tests
 from tests.conditions import until
+from tests.custom_modules.support.plain_attention import PLAIN
+from tests.custom_modules.support.zigzag import made_up
 from tests.ranks import Ranks, run_ranks
+from tests.reference.attention import attention_with_gradients
 
 
 def sum_of_ranks(offset: int) -> tuple[int, int]:
@@ -77,3 +85,66 @@ def test_what_a_rank_has_started_ends_with_it(tmp_path):
         child = int(until(lambda: place.read_text() if place.exists() else not ranks.running()))
         assert is_alive(child)
     until(lambda: not is_alive(child))
+
+
+def groups_that_are_left() -> tuple[int, bool, Tensor]:
+    """Leave Megatron-Core's groups to whoever comes next; return what came before, and a tensor."""
+    with of_tests.megatron_backend():
+        before = parallel_state.model_parallel_is_initialized()
+        parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
+        total = torch.ones(2)
+        dist.all_reduce(total, group=parallel_state.get_tensor_model_parallel_group())
+        return os.getpid(), before, total
+
+
+def test_kept_ranks_run_several_functions_and_leave_no_groups():
+    with KeptRanks(2) as ranks:
+        assert ranks.run(sum_of_ranks, 10) == [(0, 21), (1, 21)]
+        first, second = ranks.run(groups_that_are_left), ranks.run(groups_that_are_left)
+    for one, again in zip(first, second, strict=True):
+        assert one[0] == again[0] != os.getpid()
+        assert not one[1]
+        assert not again[1]
+        assert again[2].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "seconds", "error", "words"),
+    [
+        (rank_1_fails, 60, RuntimeError, r"(?s)rank 1 of 2 failed.*ValueError: odd length"),
+        (rank_1_is_killed, 60, RuntimeError, "rank 1 of 2 died with exit code -9"),
+        (rank_0_never_ends, 5, TimeoutError, r"ranks \[0\] of 2 had not ended in 5 s"),
+    ],
+    ids=["fails", "is killed", "hangs"],
+)
+def test_a_kept_rank_that_goes_wrong_is_named_and_all_are_ended(function, seconds, error, words):
+    ranks = KeptRanks(2)
+    assert ranks.run(sum_of_ranks, 10) == [(0, 21), (1, 21)]
+    with pytest.raises(error, match=words):
+        ranks.run(function, timeout_seconds=seconds)
+    assert ranks.ended
+
+
+def test_a_set_that_failed_is_started_anew(monkeypatch):
+    with KeptSets("cpu") as kept:
+        monkeypatch.setattr(of_tests, "KEPT", kept)
+        with pytest.raises(RuntimeError, match="odd length"):
+            run_ranks(rank_1_fails, 2)
+        assert run_ranks(sum_of_ranks, 2, 10) == [(0, 21), (1, 21)]
+
+
+def test_ranks_of_one_gpu_are_hosts_of_their_own_to_nccl():
+    first, second = (_environment(rank, 2, "cuda") for rank in range(2))
+    assert {name for name in first if first[name] != second[name]} == {HOST_ID}
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("documents", [None, [[1, 4, 2], [7]]], ids=["whole", "documents"])
+def test_the_kernel_of_the_parity_tests_is_the_formula(causal, documents):
+    q, k, v, grad_out = made_up((2, 6, 7, 5), (2, 2, 7, 5), (2, 2, 7, 5), (2, 6, 7, 5))
+    table = None if documents is None else Documents.of(documents)
+    out, lse = PLAIN.forward(q, k, v, causal, table)
+    found = (out, *PLAIN.backward(grad_out, q, k, v, out, lse, causal, table))
+    right = attention_with_gradients(q, k, v, grad_out, causal=causal, documents=documents)
+    for ours, expected in zip(found, right, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)

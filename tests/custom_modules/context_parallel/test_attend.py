@@ -13,8 +13,9 @@ from torch import Tensor
 from custom_modules.attention.documents import Documents
 from custom_modules.attention.registry import CPU_FLASH
 from custom_modules.context_parallel.attend import Groups, attend, split_group
+from tests.custom_modules.support.plain_attention import kernel
 from tests.custom_modules.support.zigzag import differences, made_up, shard_of
-from tests.ranks import run_ranks
+from tests.ranks import run_ranks, some
 from tests.reference.attention import attention_with_gradients
 
 LENGTH, BATCH, HEAD_DIM = 48, 3, 6
@@ -65,7 +66,7 @@ def cases(size: int) -> list[Case]:
         for kind in ({"dtype": torch.bfloat16}, {"strided": True})
         if size % ulysses == 0
     ]
-    return plain + other
+    return some(plain + other)
 
 
 def tokens(case: Case) -> list[Tensor]:
@@ -89,7 +90,7 @@ def sharded(case: Case, mine: list[int]) -> list[Tensor]:
     lengths = lengths_of(case)
     out = attend(
         *leaves,
-        kernel=CPU_FLASH,
+        kernel=kernel(),
         groups=split_group(dist.group.WORLD, case.ulysses),
         causal=case.causal,
         documents=None if lengths is None else Documents.of(lengths),
@@ -114,7 +115,7 @@ def refusal(**changed: object) -> str:
             q,
             k,
             k,
-            kernel=CPU_FLASH,
+            kernel=kernel(),
             groups=split_group(dist.group.WORLD, given["ulysses"]),
             causal=True,
             documents=given["documents"],
@@ -182,6 +183,7 @@ def named(size: int, case: Case) -> str:
 ALL = [(size, case) for size in (2, 4) for case in cases(size)]
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize(("size", "case"), ALL, ids=[named(*one) for one in ALL])
 def test_the_output_and_its_gradients_are_those_of_one_rank(ran, size, case):
     right = expected(case._replace(ulysses=1, strided=False))
@@ -195,6 +197,7 @@ def test_the_output_and_its_gradients_are_those_of_one_rank(ran, size, case):
             assert all(found[name] < BF16_TOLERANCE * largest[name] for name in found), found
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize(
     ("size", "ulysses", "expected"),
     [
@@ -210,12 +213,14 @@ def test_neighbours_exchange_heads_and_their_likes_form_a_ring(ran, ulysses, exp
     assert [answer["groups", ulysses] for answer in ran] == expected
 
 
+@pytest.mark.parity
 @EACH_SIZE
 def test_an_odd_shard_is_refused_by_the_ring(ran):
     for answer in ran:
         assert answer["odd"] == "a zigzag shard is two chunks; 3 tokens are not"
 
 
+@pytest.mark.parity
 @EACH_SIZE
 @pytest.mark.parametrize("kind", ["ring", "all-to-all"])
 def test_a_table_that_does_not_add_up_to_the_sequence_is_refused(ran, size, kind):
@@ -224,6 +229,7 @@ def test_a_table_that_does_not_add_up_to_the_sequence_is_refused(ran, size, kind
         assert f"covers 2 sequences of 7 tokens, attention is over 2 of {4 * size}" in said
 
 
+@pytest.mark.parity
 @EACH_SIZE
 def test_heads_that_an_all_to_all_cannot_share_are_refused(ran, size):
     for answer in ran:

@@ -12,13 +12,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from custom_modules.attention.qkv_projection import Projection
-from custom_modules.attention.registry import CPU_FLASH
 from custom_modules.context_parallel import ulysses
 from custom_modules.context_parallel.head_chunked import HeadChunked, head_chunked_attention
 from custom_modules.context_parallel.head_stages import HeadStages
 from custom_modules.context_parallel.p2p import Messages, post
 from custom_modules.patching import patched
 from custom_modules.tensor_parallel import TensorParallel
+from tests.custom_modules.support.plain_attention import kernel
+from tests.custom_modules.support.zigzag import made_up
 from tests.ranks import run_ranks
 
 HEAD_DIM, HIDDEN, TOKENS = 2, 6, 8
@@ -94,21 +95,18 @@ class Recorder:
 def recorded(heads: int, kv_heads: int, heads_per_stage: int) -> tuple[object, object, object]:
     """Return the moments of each input in the forward and in the backward, and all events."""
     group = dist.group.WORLD
-    generator = torch.Generator().manual_seed(0)
     rows = (heads + 2 * kv_heads) * HEAD_DIM
-    x, weight = (
-        torch.randn(shape, generator=generator, requires_grad=True)
-        for shape in ((TOKENS, 1, HIDDEN), (rows, HIDDEN))
-    )
+    inner = kernel()
+    x, weight = (t.requires_grad_() for t in made_up((TOKENS, 1, HIDDEN), (rows, HIDDEN)))
     recorders = [Recorder()]
 
     def forward(q, k, v, causal, documents):
         recorders[-1].attend(q, k)
-        return CPU_FLASH.forward(q, k, v, causal, documents)
+        return inner.forward(q, k, v, causal, documents)
 
     def backward(grad_out, q, k, v, out, lse, causal, documents):
         recorders[-1].attend(q, k, grad_out, out)
-        return CPU_FLASH.backward(grad_out, q, k, v, out, lse, causal, documents)
+        return inner.backward(grad_out, q, k, v, out, lse, causal, documents)
 
     wait, products = Messages.wait, Projection.backward
 
@@ -133,7 +131,7 @@ def recorded(heads: int, kv_heads: int, heads_per_stage: int) -> tuple[object, o
             heads=heads, kv_heads=kv_heads, ranks=dist.get_world_size(),
             heads_per_stage=heads_per_stage,
         ),
-        kernel=replace(CPU_FLASH, forward=forward, backward=backward),
+        kernel=replace(inner, forward=forward, backward=backward),
         ulysses=group,
         tensor_parallel=TensorParallel(group=None, sequence_parallel=False),
         table=None,
@@ -177,6 +175,7 @@ FORWARD = {
 }
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("case", FORWARD, ids=str)
 def test_the_next_queries_are_sent_before_a_stage_attends(ran, case):
     for answer in ran:
@@ -188,6 +187,7 @@ def test_the_next_queries_are_sent_before_a_stage_attends(ran, case):
         assert posted == FORWARD[case]
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("case", FORWARD, ids=str)
 def test_queries_are_waited_for_just_before_their_stage_attends(ran, case):
     for answer in ran:
@@ -203,6 +203,7 @@ BACKWARD = {
 }
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("case", BACKWARD, ids=str)
 def test_a_backward_sends_what_the_next_stage_needs_before_the_products_of_a_stage(ran, case):
     for answer in ran:
@@ -216,6 +217,7 @@ def test_a_backward_sends_what_the_next_stage_needs_before_the_products_of_a_sta
             assert inputs[0][1] == inputs[2][1] == inputs[3][1] == (stage, stage)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("case", FORWARD, ids=str)
 def test_all_ranks_post_the_same_messages_in_the_same_order(ran, case):
     first, second = (answer[case][2] for answer in ran)

@@ -106,6 +106,7 @@ def ran() -> dict[int, list[dict[object, object]]]:
     return {size: run_ranks(answers, size) for size in (2, 4)}
 
 
+@pytest.mark.parity
 @CASES
 def test_a_rank_gathers_every_token_of_its_heads_in_the_natural_order(ran, name, heads):
     shards = SHARDS[name]
@@ -116,6 +117,7 @@ def test_a_rank_gathers_every_token_of_its_heads_in_the_natural_order(ran, name,
         assert torch.equal(gathered, labelled(tokens, share))
 
 
+@pytest.mark.parity
 @CASES
 def test_scattering_gives_each_rank_the_sum_over_those_that_had_the_head(ran, name, heads):
     shards = SHARDS[name]
@@ -125,6 +127,7 @@ def test_scattering_gives_each_rank_the_sum_over_those_that_had_the_head(ran, na
         assert torch.equal(back, copies * labelled(shard, list(range(heads))))
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("size", [2, 4])
 def test_shares_may_be_views_of_some_heads_of_each_group(ran, size):
     chosen = [[2, 3], [6, 7], [10, 11], [14, 15]]
@@ -138,12 +141,14 @@ def test_shares_may_be_views_of_some_heads_of_each_group(ran, size):
         assert torch.equal(out, expected)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("size", [2, 4])
 def test_an_odd_shard_is_refused(ran, size):
     for answer in ran[size]:
         assert answer["odd"] == "a zigzag shard is two chunks; 3 tokens are not"
 
 
+@pytest.mark.parity
 def test_messages_between_two_ranks_match_in_their_order(ran):
     came = [answer["messages"] for answer in ran[4]]
     assert came[0] == [301, 303, 102, 104]

@@ -17,8 +17,9 @@ from custom_modules.attention.registry import CPU_FLASH
 from custom_modules.attention.window import parts_before, parts_of, windowed
 from custom_modules.context_parallel.attend import Groups, attend, split_group
 from custom_modules.context_parallel.halo import transfers
+from tests.custom_modules.support.plain_attention import kernel
 from tests.custom_modules.support.zigzag import differences, made_up, shard_of
-from tests.ranks import run_ranks
+from tests.ranks import run_ranks, some
 from tests.reference.attention import attention_with_gradients
 
 LENGTH, BATCH, HEAD_DIM = 48, 2, 6
@@ -30,23 +31,22 @@ DOCUMENTS = {
     "long": [[31, 17], [5, 6, 1, 29, 7]],
     "single tokens": [[1] * 48, [47, 1]],
 }
-PACKED = replace(CPU_FLASH, name="packed", packed=True)
-"""The same kernel as if it took documents of any lengths in one call."""
 
 
 class Case(NamedTuple):
     window: int
     ulysses: int = 1
     documents: str = "none"
-    kernel: AttentionKernel = CPU_FLASH
+    packed: bool = False
+    """Whether the kernel takes documents of any lengths in one call."""
     dtype: torch.dtype = torch.float64
 
 
 def cases(size: int) -> list[Case]:
     degrees = [ulysses for ulysses in (1, 2, 4) if size % ulysses == 0]
     every = [Case(*one) for one in product(WINDOWS, degrees, DOCUMENTS)]
-    packed = [Case(7, 1, documents, PACKED) for documents in DOCUMENTS]
-    return [*every, *packed, Case(7, 1, "long", dtype=torch.bfloat16)]
+    packed = [Case(7, 1, documents, packed=True) for documents in DOCUMENTS]
+    return some([*every, *packed, Case(7, 1, "long", dtype=torch.bfloat16)])
 
 
 def tokens(dtype: torch.dtype) -> list[Tensor]:
@@ -62,7 +62,7 @@ def sharded(case: Case, mine: list[int], groups: Groups) -> list[Tensor]:
     lengths = DOCUMENTS[case.documents]
     out = attend(
         *leaves,
-        kernel=case.kernel,
+        kernel=replace(kernel(), packed=case.packed),
         groups=groups,
         causal=True,
         documents=None if lengths is None else Documents.of(lengths),
@@ -108,6 +108,7 @@ def require_right(case: Case, found: list[Tensor], mine: list[int]) -> None:
     assert all(away[name] < 2**-6 * largest[name] for name in away), (case, away)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("size", [1, 2, 4], ids="{} ranks".format)
 def test_the_output_and_its_gradients_are_those_of_the_formula(request, size):
     if size == 1:
@@ -157,9 +158,9 @@ class Counting:
         def forward(q, k, v, causal, documents):
             self.packed += documents is not None
             self.others += documents is None
-            return CPU_FLASH.forward(q, k, v, causal, documents)
+            return kernel().forward(q, k, v, causal, documents)
 
-        return replace(PACKED, forward=forward)
+        return replace(kernel(), forward=forward, packed=True)
 
 
 def calls_of_short_documents() -> tuple[int, int]:
@@ -172,6 +173,7 @@ def calls_of_short_documents() -> tuple[int, int]:
     return counting.packed, counting.others
 
 
+@pytest.mark.parity
 def test_documents_within_the_window_are_one_call_also_over_a_ring():
     assert run_ranks(calls_of_short_documents, 2) == [(1, 0)] * 2
 

@@ -9,14 +9,13 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from custom_modules.context_parallel.config import ContextParallelKind
-from custom_modules.cpu.backend import cpu_backend
 from custom_modules.memory.config import Recompute
 from tests.custom_modules.support import families
 from tests.custom_modules.support.families import VOCAB
 from tests.custom_modules.support.shards import on_this_cp_rank
 from tests.custom_modules.support.summed import summed_gradients
 from tests.custom_modules.support.zigzag import made_up
-from tests.ranks import run_ranks
+from tests.ranks import megatron_backend, run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +79,7 @@ def answer(dispatcher: str, whole: dict[str, Tensor] | None) -> dict[str, Tensor
 def differences(ranks: int) -> dict[tuple[Sizes, str], dict[str, float]]:
     """Run every layout in one set of ranks."""
     found = {}
-    with cpu_backend(force=True):
+    with megatron_backend():
         for dispatcher in DISPATCHERS:
             whole = None
             for sizes in (ALONE, *LAYOUTS[ranks]):
@@ -97,6 +96,7 @@ def differences(ranks: int) -> dict[tuple[Sizes, str], dict[str, float]]:
     return found
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("ranks", LAYOUTS)
 def test_logits_and_every_gradient_are_those_of_one_rank(ranks: int):
     for of_rank in run_ranks(differences, ranks, ranks):

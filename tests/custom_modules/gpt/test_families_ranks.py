@@ -16,7 +16,7 @@ from tests.custom_modules.support.families import VOCAB, WITH_EXPERTS
 from tests.custom_modules.support.shards import on_this_cp_rank
 from tests.custom_modules.support.summed import summed_gradients
 from tests.custom_modules.support.zigzag import made_up
-from tests.ranks import run_ranks
+from tests.ranks import megatron_backend, run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def answer(family: str, kind: ContextParallelKind, dispatcher: str) -> Answer:
 def answers(ranks: int, names: list[str]) -> dict[tuple[str, str, int, int, str], Answer]:
     """Run every layout in one set of ranks, since a rank takes seconds to start."""
     found = {}
-    with cpu_backend(force=True):
+    with megatron_backend():
         for (tp, cp), kinds in LAYOUTS[ranks].items():
             parallel_state.initialize_model_parallel(
                 tensor_model_parallel_size=tp, context_parallel_size=cp
@@ -119,6 +119,7 @@ def test_logits_and_every_gradient_on_two_ranks_are_those_of_one():
     assert too_large(found) == {}
 
 
+@pytest.mark.parity
 def test_tensor_and_context_ranks_together_give_those_of_one():
     assert too_large(differences(4, ["mixtral", "nemotron", "olmo3", "gemma3"])) == {}
 

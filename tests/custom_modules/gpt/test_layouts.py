@@ -11,14 +11,13 @@ from torch import Tensor
 
 from custom_modules.attention.documents import Documents
 from custom_modules.context_parallel.config import ContextParallelKind
-from custom_modules.cpu.backend import cpu_backend
 from custom_modules.gpt.model import long_context_spec
 from custom_modules.rope.config import RopeScaling
 from tests.custom_modules.support import llamas
 from tests.custom_modules.support.shards import on_this_cp_rank
 from tests.custom_modules.support.summed import summed_gradients
 from tests.custom_modules.support.zigzag import made_up
-from tests.ranks import run_ranks
+from tests.ranks import megatron_backend, run_ranks
 
 LENGTH, BATCH = 32, 3
 DOCUMENTS = {"one": None, "many": Documents.of([[1, 7, 13, 8, 3], [32], [5, 26, 1]])}
@@ -98,7 +97,7 @@ def answer(kind: ContextParallelKind, documents: Documents | None, *, plain: boo
 def answers() -> dict[tuple[int, int, str, str], Answer]:
     """Run every layout in one set of ranks, since a rank takes seconds to start."""
     found = {}
-    with cpu_backend(force=True):
+    with megatron_backend():
         for (tp, cp), kinds in LAYOUTS.items():
             parallel_state.initialize_model_parallel(
                 tensor_model_parallel_size=tp, context_parallel_size=cp
@@ -123,6 +122,7 @@ EACH = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.parity
 @EACH
 @pytest.mark.parametrize("documents", DOCUMENTS)
 def test_logits_and_every_gradient_are_those_of_one_rank(ran, tp, cp, kind, documents):
@@ -145,6 +145,7 @@ def test_documents_change_the_logits(ran):
     assert torch.equal(many[1], one[1]), "a sequence of one document"
 
 
+@pytest.mark.parity
 def test_all_tokens_are_on_some_rank(ran):
     for tp, cp in LAYOUTS:
         places = [of_rank[tp, cp, PLAIN[0], "one"].tokens for of_rank in ran]

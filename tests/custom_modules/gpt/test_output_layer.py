@@ -15,11 +15,10 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from custom_modules.cpu.backend import cpu_backend
 from custom_modules.gpt.output_layer import loss_of
 from tests.custom_modules.support import llamas
 from tests.custom_modules.support.losses import HIDDEN, VOCAB, Case, whole
-from tests.ranks import run_ranks
+from tests.ranks import megatron_backend, run_ranks
 
 CASE = Case(12, 3, 7)
 FP32_TOLERANCE = 1e-5  # Megatron's cross-entropy is fp32; of values around 1, over 44 labels
@@ -76,7 +75,7 @@ def outcome(*, tiled: bool, tied: bool, **config) -> dict[str, Tensor]:
 
 
 def outcomes() -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
-    with cpu_backend(force=True):
+    with megatron_backend():
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
         return [
             tuple(
@@ -87,6 +86,7 @@ def outcomes() -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
         ]
 
 
+@pytest.mark.parity
 def test_losses_and_gradients_over_tensor_ranks_are_those_of_megatron():
     for answers in run_ranks(outcomes, 2):
         for ours, megatrons in answers:
@@ -126,11 +126,12 @@ def losses_of_steps(*, tiled: bool) -> list[float]:
 
 
 def train() -> list[list[float]]:
-    with cpu_backend(force=True):
+    with megatron_backend():
         parallel_state.initialize_model_parallel()
         return [losses_of_steps(tiled=tiled) for tiled in (True, False)]
 
 
+@pytest.mark.parity
 def test_an_output_layer_trains_as_megatrons_with_its_weight_gathered_meanwhile():
     for tiled, plain in run_ranks(train, 2):
         assert tiled == pytest.approx(plain, rel=1e-5)

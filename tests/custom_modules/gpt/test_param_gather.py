@@ -12,12 +12,12 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from custom_modules.context_parallel.config import ContextParallelKind
-from custom_modules.cpu.backend import cpu_backend
 from custom_modules.gpt.param_gather import finish_gather
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.rope.config import RopeScaling
 from tests.custom_modules.support import llamas
-from tests.ranks import run_ranks
+from tests.custom_modules.support.zigzag import here
+from tests.ranks import megatron_backend, run_ranks
 
 KINDS = ("ulysses", "head_chunked")
 MEMORY = {
@@ -55,7 +55,8 @@ def losses(kind: str, memory: dict[str, Any], tied: bool) -> list[float]:
         optimizer="adam", lr=1e-2, use_distributed_optimizer=True, clip_grad=0.0
     )
     optimizer = get_megatron_optimizer(config, [ddp])
-    tokens = torch.randint(0, llamas.VOCAB, (1, 16), generator=torch.Generator().manual_seed(0))
+    draw = torch.Generator().manual_seed(0)
+    tokens = here(torch.randint(0, llamas.VOCAB, (1, 16), generator=draw, device="cpu"))
     found = []
     for _ in range(5):
         ddp.zero_grad_buffer()
@@ -70,7 +71,7 @@ def losses(kind: str, memory: dict[str, Any], tied: bool) -> list[float]:
 
 def train() -> dict[tuple[str, bool, bool], list[float]]:
     """Return losses by kind, with the memory stack or without, embeddings tied or not."""
-    with cpu_backend(force=True):
+    with megatron_backend():
         parallel_state.initialize_model_parallel()
         return {
             (kind, small, tied): losses(kind, MEMORY if small else {}, tied)
@@ -85,6 +86,7 @@ def trained():
     return run_ranks(train, 2)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("small", [False, True], ids=["plain", "memory stack"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -101,6 +103,7 @@ def test_a_weight_that_fsdp_frees_is_not_read_behind_its_back():
         finish_gather(module)
 
 
+@pytest.mark.parity
 def test_the_model_learns(trained):
     losses = trained[0]["ulysses", False, False]
     assert losses[-1] < 0.5 * losses[0]

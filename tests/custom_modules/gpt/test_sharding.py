@@ -10,11 +10,11 @@ from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataPa
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from torch.distributed.tensor import DTensor
 
-from custom_modules.cpu.backend import cpu_backend
 from custom_modules.memory.config import Recompute
 from custom_modules.rope.config import RopeScaling
 from tests.custom_modules.support import llamas
-from tests.ranks import run_ranks
+from tests.custom_modules.support.zigzag import here
+from tests.ranks import megatron_backend, run_ranks
 
 STRATEGIES = {"none": None, "optimizer": None, "gradients": "optim_grads",
               "parameters": "optim_grads_params"}  # fmt: skip
@@ -60,7 +60,7 @@ def trained(sharding: str) -> Trained:
     draw = torch.Generator().manual_seed(dist.get_rank())
     losses = []
     for _ in range(4):
-        tokens = torch.randint(0, llamas.VOCAB, (2, 16), generator=draw)
+        tokens = here(torch.randint(0, llamas.VOCAB, (2, 16), generator=draw, device="cpu"))
         ddp.zero_grad_buffer()
         optimizer.zero_grad()
         for micro_batch in tokens.split(1):
@@ -86,7 +86,7 @@ def _whole(shard: DTensor) -> torch.Tensor:
 
 
 def train() -> dict[str, Trained]:
-    with cpu_backend(force=True):
+    with megatron_backend():
         parallel_state.initialize_model_parallel()
         return {sharding: trained(sharding) for sharding in STRATEGIES}
 
@@ -96,6 +96,7 @@ def ranks() -> list[dict[str, Trained]]:
     return run_ranks(train, 2)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("sharding", [name for name in STRATEGIES if name != "none"])
 def test_two_ranks_that_shard_take_the_steps_of_two_that_do_not(ranks, sharding):
     for rank in ranks:

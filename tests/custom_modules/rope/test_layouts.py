@@ -7,13 +7,12 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from custom_modules.context_parallel.config import ContextParallelKind
-from custom_modules.cpu.backend import cpu_backend
 from custom_modules.rope.config import RopeScaling
 from tests.custom_modules.support import llamas
 from tests.custom_modules.support.shards import on_this_cp_rank
 from tests.custom_modules.support.summed import summed_gradients
 from tests.custom_modules.support.zigzag import made_up
-from tests.ranks import run_ranks
+from tests.ranks import megatron_backend, run_ranks
 
 LENGTH, BATCH = 32, 2
 SIZES = {"base": 1000, "factor": 4.0, "original_length": 16}
@@ -67,7 +66,7 @@ def answer(rope: RopeScaling, kind: str) -> tuple[Tensor, Tensor, dict[str, Tens
 
 def answers() -> dict[tuple[int, str, str], tuple[Tensor, Tensor, dict[str, Tensor]]]:
     found = {}
-    with cpu_backend(force=True):
+    with megatron_backend():
         for cp, kinds in ((1, KINDS[1:]), (2, KINDS)):
             parallel_state.initialize_model_parallel(context_parallel_size=cp)
             for kind in kinds:
@@ -82,6 +81,7 @@ def ran():
     return run_ranks(answers, 2)
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_two_context_ranks_turn_heads_as_one_does(ran, kind, name):
@@ -93,6 +93,7 @@ def test_two_context_ranks_turn_heads_as_one_does(ran, kind, name):
             torch.testing.assert_close(gradient, gradients[parameter], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parity
 def test_interleaved_pairs_are_the_same_model_as_half_split_ones(ran):
     for kind in KINDS[1:]:
         _, ours, _ = ran[0][1, kind, "interleaved"]

@@ -137,7 +137,7 @@ def hugging_face(family: str, dtype: torch.dtype) -> transformers.PreTrainedMode
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            made = torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
+            made = torch.randn(parameter.shape, generator=draw, dtype=torch.float64, device="cpu")
             matrix = parameter.ndim == 2
             made *= 2 / parameter.shape[1] ** 0.5 if matrix else 0.3
             if "norm" in name and name.endswith("weight") and family not in ZERO_CENTERED:

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from custom_modules.attention.documents import Documents
 from custom_modules.attention.qkv_projection import Projection
-from custom_modules.attention.registry import CPU_FLASH
 from custom_modules.context_parallel.attend import split_group
 from custom_modules.context_parallel.head_chunked import HeadChunked, head_chunked_attention
 from custom_modules.context_parallel.head_stages import HeadStages
 from custom_modules.tensor_parallel import TensorParallel
-from tests.custom_modules.support.zigzag import made_up, shard_of
+from tests.custom_modules.support.plain_attention import kernel
+from tests.custom_modules.support.zigzag import here, made_up, shard_of
 from tests.reference.attention_block import attention_block
 from tests.reference.norm import rms_norm
 from tests.reference.rope import rope_table
@@ -78,7 +78,7 @@ class RmsNorm(nn.Module):
 def rotation() -> tuple[Tensor, Tensor]:
     """Return cos and sin, [S, b, 1, D/2] and rounded to fp32, of positions in any order."""
     generator = torch.Generator().manual_seed(1)
-    positions = torch.randint(0, 500, (BATCH, LENGTH), generator=generator)
+    positions = here(torch.randint(0, 500, (BATCH, LENGTH), generator=generator, device="cpu"))
     cos, sin = (t.transpose(0, 1)[:, :, None] for t in rope_table(positions, 100, HEAD_DIM))
     return cos.float(), sin.float()
 
@@ -160,7 +160,7 @@ def computed(
             ranks=case.ulysses,
             heads_per_stage=case.heads_per_stage,
         ),
-        kernel=groups.kernel(CPU_FLASH),
+        kernel=groups.kernel(kernel()),
         ulysses=groups.ulysses,
         tensor_parallel=TensorParallel(group=tp, sequence_parallel=sequence_parallel),
         table=None if given.table is None else (given.table[0][mine], given.table[1][mine]),

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from custom_modules.context_parallel.config import ContextParallelKind
 from custom_modules.gpt.model import LongContextGPT
 from custom_modules.rope.config import RopeScaling
+from tests.custom_modules.support.zigzag import here
 
 LAYERS, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCAB, EPS = 2, 32, 48, 8, 4, 4, 64, 1e-5
 Weights = dict[str, Tensor]
@@ -24,7 +25,8 @@ def made_up_weights() -> Weights:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64) * 2 / shape[-1] ** 0.5
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+        return here(drawn * 2 / shape[-1] ** 0.5)
 
     weights = {
         "model.embed_tokens.weight": normal(VOCAB, HIDDEN),
@@ -89,7 +91,8 @@ def with_norms_and_bias(weights: Weights) -> Weights:
             "k_layernorm.weight": HEAD_DIM,
             "linear_qkv.bias": (HEADS + 2 * KV_HEADS) * HEAD_DIM,
         }.items():
-            added[f"{at}.{name}"] = torch.randn(size, generator=generator, dtype=torch.float64)
+            drawn = torch.randn(size, generator=generator, dtype=torch.float64, device="cpu")
+            added[f"{at}.{name}"] = here(drawn)
     return weights | added
 
 

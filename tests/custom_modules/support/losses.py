@@ -10,7 +10,7 @@ from torch import Tensor
 
 from custom_modules.tensor_parallel import TensorParallel
 from custom_modules.tiling.cross_entropy import tiled_cross_entropy
-from tests.custom_modules.support.zigzag import made_up
+from tests.custom_modules.support.zigzag import here, made_up
 from tests.reference.loss import loss_with_gradients
 
 HIDDEN, VOCAB = 6, 44
@@ -64,10 +64,11 @@ def whole(case: Case) -> Whole:
     length, batch = case.length, case.batch
     hidden, weight, each = made_up((length, batch, HIDDEN), (VOCAB, HIDDEN), (batch, length))
     generator = torch.Generator().manual_seed(1)
-    labels = torch.randint(0, VOCAB, (batch, length), generator=generator)
+    drawn = {"generator": generator, "device": "cpu"}
+    labels = here(torch.randint(0, VOCAB, (batch, length), **drawn))
     mask = {
         "none": None,
-        "some": torch.rand(batch, length, generator=generator) < 0.6,
+        "some": here(torch.rand(batch, length, **drawn)) < 0.6,
         "first half": (torch.arange(length) >= length // 2).expand(batch, -1),
         "one": torch.arange(batch * length).view(batch, length) == batch * length - 2,
         "all": torch.zeros(batch, length),

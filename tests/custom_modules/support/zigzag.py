@@ -14,7 +14,15 @@ def shard_of(length: int, rank: int, size: int) -> list[int]:
 def made_up(*shapes: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float64):
     """Return a float64 tensor of each shape, the same on every rank, rounded to `dtype`."""
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype) for s in shapes]
+    return [
+        here(torch.randn(s, generator=generator, dtype=torch.float64, device="cpu").to(dtype))
+        for s in shapes
+    ]
+
+
+def here(t: Tensor) -> Tensor:
+    """Return what was drawn on the CPU on the device of this rank."""
+    return t.to(torch.get_default_device())
 
 
 def differences(ours: list[Tensor], expected: list[Tensor]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from tests.custom_modules.support.losses import (
     part,
     whole,
 )
-from tests.ranks import run_ranks
+from tests.ranks import run_ranks, some
 
 CASES = [
     Case(length, batch, tile, masked, upstream)
@@ -39,7 +39,7 @@ PADDED = [
         ("none", "one", 0.0, 0.0), ("some", "scalar", 0.0, 0.01), ("some", "each", 0.1, 0.01),
     )
 ]  # fmt: skip
-CASES += PADDED
+CASES = some(CASES + PADDED)
 SPREAD = pytest.mark.parametrize(
     "sequence_parallel", [False, True], ids=["all tokens", "sequence parallel"]
 )
@@ -83,6 +83,7 @@ def on_4_ranks():
     return run_ranks(answers, 4)
 
 
+@pytest.mark.parity
 @SPREAD
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("size", [2, 4])
@@ -94,10 +95,12 @@ def test_tensor_ranks_have_one_ranks_losses_and_their_share_of_its_gradients(
         assert largest_difference(answer[case, sequence_parallel], right) < 1e-10
 
 
+@pytest.mark.parity
 def test_a_group_of_one_rank_communicates_nothing(on_2_ranks):
     assert largest_difference(on_2_ranks[0]["alone"], part(CASES[0])) < 1e-10
 
 
+@pytest.mark.parity
 def test_hidden_without_gradient_and_a_second_backward_over_sequence_parallel_ranks(on_2_ranks):
     for rank, answer in enumerate(on_2_ranks):
         right = part(Case(12, 3, 7, "first half"), rank, 2)["weight"]
@@ -135,6 +138,7 @@ def average() -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.parity
 def test_ranks_with_few_and_many_counted_tokens_average_to_the_mean_of_one_rank():
     right, tokens = expected(UNEVEN), whole(UNEVEN).mask.sum()
     mean = {name: t / tokens for name, t in right.items()} | {

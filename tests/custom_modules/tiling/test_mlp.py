@@ -9,7 +9,6 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import Tensor, nn
 
-from custom_modules.cpu.backend import cpu_backend
 from custom_modules.gpt.model import LongContextGPT
 from custom_modules.gpt.norm import RMSNorm
 from custom_modules.memory.config import Recompute, Tiling
@@ -17,7 +16,7 @@ from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.rope.config import RopeScaling
 from custom_modules.tiling.mlp import TokenFunction, tiled
 from tests.custom_modules.support import llamas
-from tests.ranks import run_ranks
+from tests.ranks import megatron_backend, run_ranks
 
 MLPS: dict[str, dict[str, Any]] = {
     "SwiGLU with bias": {"add_bias_linear": True},
@@ -187,7 +186,7 @@ def deviations(length: int) -> dict[str, float]:
 
 
 def with_two_tensor_ranks() -> dict[str, float]:
-    with cpu_backend(force=True):
+    with megatron_backend():
         parallel_state.initialize_model_parallel(2)
         return deviations(26)
 
@@ -198,6 +197,7 @@ def test_any_mlp_of_megatron_in_tiles_equals_the_whole():
     assert max(found.values()) < 1e-10, found
 
 
+@pytest.mark.parity
 def test_any_mlp_in_tiles_equals_the_whole_under_sequence_parallelism():
     for found in run_ranks(with_two_tensor_ranks, 2):
         assert max(found.values()) < 1e-10, found
