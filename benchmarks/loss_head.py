@@ -9,7 +9,8 @@ whole logits; with nine of ten tokens masked, at most a quarter of its time.
     loss = cross_entropy(x W^T, labels, reduction="sum")   ->   loss, dx, dW
 
 Contestants: ours, over tiles; PyTorch as written above; the same through `torch.compile`, where a
-C++ compiler is found; DeepSpeed's `TiledFusedLogitsLoss` of the same tile around the same two
+C++ compiler is found; PyTorch's own `linear_cross_entropy` over chunks, of its size and of the
+tile's; DeepSpeed's `TiledFusedLogitsLoss` of the same tile around the same two
 lines. Masked tokens have PyTorch's label to ignore; ours has them as a mask.
 
 Each is first compared with PyTorch. Extra bytes are the peak of forward and backward less what
@@ -28,11 +29,13 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear_cross_entropy
 
 from benchmarks.harness.machine import facts
 from benchmarks.harness.page import mebibytes, milliseconds, page, table, write
@@ -44,7 +47,7 @@ MOST_BYTES, MOST_TIME, MOST_TIME_MASKED = 1 / 20, 1.0, 0.25
 """Of plain PyTorch's, that the claim allows."""
 MASKED = 0.9
 IGNORED = -100
-PLAIN = "PyTorch"
+PLAIN, IN_CHUNKS = "PyTorch", "linear_cross_entropy"
 TOLERANCE = 1e-4
 """Of the largest value, in fp32: sums of rounding over tokens or a vocabulary."""
 Found = tuple[Tensor, Tensor, Tensor]
@@ -155,11 +158,21 @@ def contestants(tile: int) -> list[Contestant]:
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         compiled.reason = "no C++ compiler found, which torch.compile needs on a CPU"
     found = [Contestant("ours", _ours(tile)), plain, compiled]
+    for name, chosen in (("", {}), (f", chunks of {tile:,}", _chunks_of(tile))):
+        loss = partial(
+            linear_cross_entropy, ignore_index=IGNORED, reduction="sum",
+            options=torch.nn.LinearCrossEntropyOptions(**chosen),
+        )  # fmt: skip
+        found.append(Contestant(f"{IN_CHUNKS}{name}", _of_whole_logits(loss), counted=False))
     try:
         found.append(Contestant("DeepSpeed", _deepspeed(tile)))
     except ModuleNotFoundError:
         found.append(Contestant("DeepSpeed", plain.run, "not installed: pip install -e '.[bench]'"))
     return found
+
+
+def _chunks_of(tile: int) -> dict[str, Any]:
+    return {"batch_chunk_size": tile, "chunking_method": None}
 
 
 def measure(problem: Problem, given: Sequence[Contestant], rounds: int) -> None:

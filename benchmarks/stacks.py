@@ -102,6 +102,8 @@ class Stack:
     offload: Offload = ON_DEVICE
     head_chunked: bool = False
     """Whether attention takes a few heads at a time; else all at once."""
+    heads_per_stage: int | None = None
+    """How many then; None: the fewest."""
     alst: Tiling | None = None
     """DeepSpeed's parts with these tiles, in place of ours."""
 
@@ -158,8 +160,15 @@ def only_process(device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def step(shape: Shape, stack: Stack, seq: int, *, warm_up: bool = False) -> Found:
-    """Run one step of a new model, after another one where asked to."""
+def step(
+    shape: Shape, stack: Stack, seq: int, *, warm_up: int = 0, keep_cache: bool = False
+) -> Found:
+    """Run one step of a new model, after a shorter one of `warm_up` tokens unless that is 0.
+
+    After the shorter one, the host memory that the offload needs for `seq` tokens is locked, so
+    that the step does not wait for it. `keep_cache` leaves what CUDA's allocator holds from the
+    steps before, as in the rounds of a comparison.
+    """
     memory = MemoryByCategory(shape.device) if shape.device.type == "cpu" else None
     found = Found()
     try:
@@ -172,15 +181,17 @@ def step(shape: Shape, stack: Stack, seq: int, *, warm_up: bool = False) -> Foun
             if memory is not None:
                 around.enter_context(named_parts([model]))
             moved = _heard(model)
-            for _ in range(1 + warm_up):
+            if warm_up:
+                _forward_backward(model, shape, warm_up)
+                _reserve(model, seq // warm_up)
                 model.zero_grad()
-                _settle(shape.device, memory)
-                moved.clear()
-                start = time.perf_counter()
-                found.loss = _forward_backward(model, shape, seq)
-                if shape.device.type == "cuda":
-                    torch.cuda.synchronize()
-                found.seconds = time.perf_counter() - start
+            _settle(shape.device, memory, keep_cache)
+            moved.clear()
+            start = time.perf_counter()
+            found.loss = _forward_backward(model, shape, seq)
+            if shape.device.type == "cuda":
+                torch.cuda.synchronize()
+            found.seconds = time.perf_counter() - start
         if memory is None:
             found.peak_bytes = torch.cuda.max_memory_allocated()
         else:
@@ -218,7 +229,10 @@ def _model(shape: Shape, stack: Stack, seq: int) -> LongContextGPT:
             rope=RopeScaling.base_change(500_000),
             vocab_size=shape.vocab,
             max_sequence_length=seq,
-            cp=ContextParallelKind(kind="head_chunked" if stack.head_chunked else "ulysses"),
+            cp=ContextParallelKind(
+                kind="head_chunked" if stack.head_chunked else "ulysses",
+                heads_per_stage=stack.heads_per_stage,
+            ),
             recompute=ours,
             tiling=stack.tiling,
             offload=stack.offload,
@@ -239,13 +253,14 @@ def _forward_backward(model: LongContextGPT, shape: Shape, seq: int) -> float:
     return float(loss.detach())
 
 
-def _settle(device: torch.device, memory: MemoryByCategory | None) -> None:
+def _settle(device: torch.device, memory: MemoryByCategory | None, keep_cache: bool) -> None:
     """Begin to count."""
     gc.collect()
     if memory is not None:
         memory.restart()
     if device.type == "cuda":
-        torch.cuda.empty_cache()
+        if not keep_cache:
+            torch.cuda.empty_cache()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
 
@@ -253,10 +268,21 @@ def _settle(device: torch.device, memory: MemoryByCategory | None) -> None:
 def _heard(model: LongContextGPT) -> list[Transfer]:
     """Return a list to which the offload of the model, if it has one, tells its steps."""
     moved: list[Transfer] = []
-    offload = getattr(model.decoder.layers[0], "offload", None)
-    if isinstance(offload, HostOffload):
+    if (offload := _offload_of(model)) is not None:
         offload.listener = moved.append
     return moved
+
+
+def _offload_of(model: LongContextGPT) -> HostOffload | None:
+    offload = getattr(model.decoder.layers[0], "offload", None)
+    return offload if isinstance(offload, HostOffload) else None
+
+
+def _reserve(model: LongContextGPT, times: int) -> None:
+    """Lock the buffers of a step that is `times` as long as the last one, which they all follow."""
+    if (offload := _offload_of(model)) is not None:
+        for size, count in offload.pool.sizes().items():
+            offload.pool.reserve(times * size, count)
 
 
 def _by_cause(memory: MemoryByCategory, found: Found) -> None:

@@ -1,64 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run cases, list them, or write their page again.
+"""Run a list of cases, name them, or write their page again.
 
 This process must not reach the device, whose memory is measured: only those that it starts do.
 """
 
 import argparse
+import json
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from benchmarks.gpu.cases import Case, all_cases
-from benchmarks.gpu.results import Results
+from benchmarks.gpu.results import MEASURED, Results, folder_of, kept
 from benchmarks.gpu.sizes import SIZES, machine
 from data.cuda_extension import prepare_process
+from data.files.whole import write_text
 
-PAGE = "page.md"
+PAGE, RENTAL = "page.md", "rental.json"
+CALLS = ("first", "second", "third")
+NO_GPU = (
+    "--device cuda: PyTorch finds no GPU here; `--device cpu` runs every case at a small size, "
+    "whose figures mean nothing"
+)
 
 
 def main() -> None:
     """Read the command line and do what it says."""
+    began = time.time()
     given = _arguments()
     cases = all_cases(SIZES[given.device])
     if given.action == "cases":
         for case in cases:
-            print(f"{case.seconds(machine('cpu').gpu.bf16_tflops):6.0f} s  {case.name}")
-        return
-    if given.action == "machine":
-        from benchmarks.harness.machine import facts
-
-        print(facts()["machine"])
-        return
-    results = Results(given.out.resolve())
-    if given.action == "worker":
-        _work(given, cases, results)
+            print(f"{case.call:6} {case.seconds:4.0f} s  {case.name}")
+    elif given.action == "machine":
+        print(json.dumps(_machine(given)))
+    elif given.action == "worker":
+        _work(given, cases)
     elif given.action == "page":
-        _write_page(given, cases, results)
+        _write_page(given, cases, Results(given.out.resolve()))
     else:
-        _run(given, cases, results)
+        _run(given, cases, until=began + given.seconds)
 
 
-def _run(given: argparse.Namespace, cases: Sequence[Case], results: Results) -> None:
+def _run(given: argparse.Namespace, cases: Sequence[Case], *, until: float) -> None:
     from benchmarks.gpu import session
 
-    name = session.name_of_machine()
+    rental = (given.rental or given.out / RENTAL).resolve()
+    chosen = [case for case in cases if given.action in ("all", case.call, case.kind)]
     try:
+        here = session.facts_of_machine(given.device, rental)
+        if here["fault"]:
+            raise ValueError(here["fault"])
+        results = Results(given.out.resolve())
         there = results.read()
-        session.require_same_machine(there, name, given.device)
-    except ValueError as error:
+        if given.again:
+            names = {case.name for case in chosen}
+            results.forget({n for n, one in there.items() if not one.counts and n in names})
+            there = results.read()
+        before = {} if given.device == "cpu" else kept(MEASURED / folder_of(here["machine"]))
+        done = {*there, *(name for name, one in before.items() if one.counts)}
+        left = [case for case in chosen if case.name not in done]
+        if not left:
+            print(f"all {len(chosen)} cases are measured already")
+            return
+        peak = machine(given.device, here["machine"]).gpu.bf16_tflops
+        needed = session.shortest(left, given.device, peak)
+        if time.time() + needed > until:
+            raise ValueError(
+                f"{max(0, until - time.time()):.0f} s are left, and the first result takes "
+                f"{needed:.0f}; give more --seconds"
+            )
+        session.run(left, results, given.device, rental, until=until, peak=peak)
+    except (ValueError, RuntimeError) as error:
         sys.exit(f"error: {error}")
-    peak = machine(given.device, name).gpu.bf16_tflops
-    chosen = [case for case in cases if given.action in ("all", case.kind)]
-    if given.again:
-        names = {case.name for case in chosen}
-        results.forget({name for name, one in there.items() if one.reason and name in names})
-    try:
-        session.run(chosen, results, given.device, minutes=given.minutes, peak=peak)
-    except RuntimeError as error:
-        sys.exit(f"error: {error}")
-    finally:
-        _write_page(given, cases, results)
+    _write_page(given, cases, results)
 
 
 def _write_page(given: argparse.Namespace, cases: Sequence[Case], results: Results) -> None:
@@ -68,61 +87,86 @@ def _write_page(given: argparse.Namespace, cases: Sequence[Case], results: Resul
     found = results.read()
     path = results.folder / PAGE
     write(path, report.whole_page(cases, found, SIZES[given.device]))
-    measured = sum(not one.reason for one in found.values())
-    print(f"{path}: {measured} of {len(cases)} cases measured", end="")
-    failed = len(found) - measured
-    print(f", {failed} with a reason instead" if failed else "")
-    if len(found) < len(cases) and given.action == "all":
-        print(f"{len(cases) - len(found)} are left; the same command continues with them")
+    print(report.summary(found, SIZES[given.device]))
+    counted = sum(one.counts for one in found.values())
+    disturbed = sum(bool(one.disturbed) for one in found.values())
+    failed = sum(bool(one.reason) for one in found.values())
+    print(f"{path}: {counted} of {len(cases)} cases measured, {disturbed} disturbed, {failed} with "
+          "a reason instead")  # fmt: skip
 
 
-def _work(given: argparse.Namespace, cases: Sequence[Case], results: Results) -> None:
+def _machine(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the machine's name, what is in the way, and the rental that it is held for."""
+    import torch
+
+    from benchmarks.gpu.guards import Sensors, canary, refusal
+    from benchmarks.harness.machine import facts
+
+    if given.device == "cuda" and not torch.cuda.is_available():
+        return {"fault": NO_GPU}
+    device = torch.device(given.device)
+    fault = refusal(device, Sensors(device))
+    name = facts()["machine"]
+    found: dict[str, Any] = {"machine": name, "fault": fault}
+    if given.rental.exists():
+        known = json.loads(given.rental.read_text())["machine"]
+        if known != name:
+            found["fault"] = (
+                f"{given.rental} is of another machine ({known}); this one is {name}: take "
+                "another --out"
+            )
+    elif not fault:
+        now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+        first = asdict(canary(device))
+        given.rental.parent.mkdir(parents=True, exist_ok=True)
+        rental = {"id": f"{folder_of(name)} {now}", "machine": name, "canary": first}
+        write_text(given.rental, json.dumps(rental) + "\n")
+    return found
+
+
+def _work(given: argparse.Namespace, cases: Sequence[Case]) -> None:
     prepare_process()  # before Megatron-Core is imported
-    from benchmarks.gpu.measure import measure
+    import torch
 
-    named = [case for case in cases if case.name in given.cases]
-    measure(named, SIZES[given.device], results, until=given.until, peak=given.peak)
+    from benchmarks.gpu.guards import Canary, Guard
+    from benchmarks.gpu.measure import Session, measure
+
+    rental = json.loads(given.rental.read_text())
+    torch.zeros(1, device=given.device)  # now this process is among those that NVML lists
+    session = Session(
+        sizes=SIZES[given.device], results=Results(given.out), rental=rental["id"],
+        guard=Guard(torch.device(given.device), Canary(**rental["canary"])),
+        until=given.until, peak=given.peak,
+    )  # fmt: skip
+    measure([case for case in cases if case.name in given.cases], session)
 
 
 def _arguments() -> argparse.Namespace:
-    kinds = list(dict.fromkeys(case.kind for case in all_cases(SIZES["cuda"])))
+    kinds = sorted({case.kind for case in all_cases(SIZES["cuda"])})
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu",
         description="Measure the claims about one GPU and compare them with other implementations.",
-        epilog="all: every case; cases: list them; page: write the page again; the other words "
-        "run the cases of one kind.",
+        epilog="first, second, third: the lists of cases; all: the three in order; cases: name "
+        "them; page: write the page again; the other words run the cases of one kind.",
     )
+    words = ["all", *CALLS, *kinds, "cases", "page", "worker", "machine"]
     parser.add_argument(
-        "action", choices=["all", *kinds, "cases", "page", "worker", "machine"], metavar="WHAT",
-        help=f"all, {', '.join(kinds)}, cases or page",
+        "action", choices=words, metavar="WHAT",
+        help=f"all, {', '.join([*CALLS, *kinds])}, cases or page",
     )  # fmt: skip
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--minutes", type=float, default=25.0, help="for the cases of this call")
+    parser.add_argument("--seconds", type=float, default=1500.0, help="for all of this call")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of the results")
-    parser.add_argument("--again", action="store_true", help="run the cases that failed once more")
-    worker = parser.add_argument_group("of the processes that `all` starts")
+    parser.add_argument("--again", action="store_true", help="run failed and disturbed cases again")
+    parser.add_argument("--rental", type=Path, help="file of the first canary [OUT/rental.json]")
+    worker = parser.add_argument_group("of the processes that a list starts")
     worker.add_argument("--cases", nargs="*", default=[])
     worker.add_argument("--until", type=float, default=0.0)
     worker.add_argument("--peak", type=float, default=0.0)
     given = parser.parse_args()
-    if given.minutes <= 0:
-        parser.error(f"--minutes {given.minutes:g}; it must be above 0")
-    if (
-        given.action not in ("cases", "page", "machine")
-        and given.device == "cuda"
-        and not _has_cuda()
-    ):
-        parser.error(
-            "--device cuda: PyTorch finds no GPU here; `--device cpu` runs every case at a small "
-            "size, whose figures mean nothing"
-        )
+    if given.seconds <= 0:
+        parser.error(f"--seconds {given.seconds:g}; it must be above 0")
     return given
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 if __name__ == "__main__":

@@ -8,21 +8,25 @@ measured is everything of the block but the link. Per length and kernel:
 
 * the bare kernel: H / C query heads over S tokens, laid out as the exchange leaves them;
 * Ulysses from q, k, v: what its packing, copies and saving add to that kernel;
-* per U, head-chunked attention from x, beside Ulysses from x with the same projection: time, and
-  the most bytes allocated. With the first kernel alone, the one that `auto` takes.
+* with the kernel that `auto` takes: the products of the projection alone, Ulysses from x, and per U
+  head-chunked attention from x. The bare time of these blocks is that of the kernel and of the
+  products.
 
 FLOPs are 4 S^2 D / 2 for each head of the rank forward, and 2.5 times as many backward: the
-projection is not counted. Peak bytes are the allocator's on CUDA, of x or q, k, v on; on CPU those
-of `custom_modules.profiling.byte_counter`. A block runs once to warm up, then as often as its
-seconds allow, at least twice.
+projection is not counted. A block runs once to warm up; then two to five forwards, and as many
+forwards with backward, are queued between two marks of the device's clock, as the layers of a step
+are. `host` is what the host needs to queue a forward and a backward: where it is the longer one, a
+step with nothing else to queue waits for it. Times are medians over rounds, in which blocks take
+turns. Peak bytes are the allocator's on CUDA, of x or q, k, v on; on CPU those of
+`custom_modules.profiling.byte_counter`.
 """
 
 import gc
-import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -30,8 +34,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from benchmarks.gpu.cases import BARE, PRODUCTS
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.harness.loopback import loopback
+from benchmarks.harness.machine import version
 from benchmarks.harness.out_of_memory import out_of_memory
 from custom_modules.attention.kernel import AttentionKernel
 from custom_modules.attention.qkv_projection import Projection
@@ -44,7 +50,11 @@ from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.rotary import inverse_frequencies, rotary_table, rotate
 from custom_modules.tensor_parallel import TensorParallel
+from recipes.spec.units import K
 
+IN_A_ROW = (2, 5)
+"""Fewest and most blocks that are queued at once: most where the host counts, at `SHORT` tokens."""
+SHORT = 32 * K
 Table = tuple[Tensor, Tensor]
 Leaves = tuple[Tensor, ...]
 
@@ -73,22 +83,32 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """A block: its inputs, made anew, and what leads from them to an output [., 1, n, D]."""
+class Block:
+    """Its inputs, made anew, and what leads from them to an output."""
 
+    kernel: str
     name: str
     make: Callable[[], Leaves]
     attend: Callable[..., Tensor]
+    tokens: int
+    """Of all ranks."""
+    with_products: bool = False
+    """Whether the projection is in it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(slots=True)
 class Found:
-    """Seconds of forward and backward, and the most bytes held; `reason` where it could not run."""
+    """Seconds of forward, backward and host by round, and the most bytes held."""
 
-    forward: float = 0.0
-    backward: float = 0.0
+    kernel: str
+    block: str
+    with_products: bool
+    forward: list[float] = field(default_factory=list)
+    backward: list[float] = field(default_factory=list)
+    host: list[float] = field(default_factory=list)
     peak_bytes: int = 0
     reason: str = ""
+    """Why it could not run."""
 
 
 class _Bare(torch.autograd.Function):
@@ -110,9 +130,9 @@ class _Bare(torch.autograd.Function):
         return *(grad.permute(2, 0, 1, 3) for grad in gradients), None
 
 
-def cases(
+def blocks(
     shape: Shape, kernel: AttentionKernel, group: dist.ProcessGroup, *, from_x: bool
-) -> Iterator[Case]:
+) -> Iterator[Block]:
     """Yield the bare kernel first, then the blocks around it, those from x if asked for."""
     tokens, kv_share = shape.seq // shape.ranks, max(1, shape.kv_heads // shape.ranks)
     share = shape.heads // shape.ranks
@@ -127,12 +147,16 @@ def cases(
         rows = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         return shape.drawn(tokens, 1, shape.hidden), shape.drawn(rows, shape.hidden) / 64
 
-    yield Case(
-        name="bare kernel",
+    yield Block(
+        kernel=kernel.name,
+        tokens=shape.seq,
+        name=BARE,
         make=partial(qkv, shape.seq, share, kv_share),
         attend=lambda *leaves: _Bare.apply(*leaves, kernel),
     )
-    yield Case(
+    yield Block(
+        kernel=kernel.name,
+        tokens=shape.seq,
         name="ulysses",
         make=partial(qkv, tokens, shape.heads, shape.kv_heads),
         attend=ulysses,
@@ -140,13 +164,26 @@ def cases(
     if not from_x:
         return
     turn = _table(shape, tokens)
-    yield Case(
+    yield Block(
+        kernel=kernel.name,
+        tokens=shape.seq,
+        name=PRODUCTS,
+        make=x_and_weight,
+        attend=torch.nn.functional.linear,
+    )
+    yield Block(
+        kernel=kernel.name,
+        tokens=shape.seq,
         name="ulysses from x",
+        with_products=True,
         make=x_and_weight,
         attend=partial(_projected, shape, ulysses, turn),
     )
     for stage in stage_sizes(shape.heads, shape.kv_heads, shape.ranks):
-        yield Case(
+        yield Block(
+            kernel=kernel.name,
+            tokens=shape.seq,
+            with_products=True,
             name=f"head_chunked, U = {stage}",
             make=x_and_weight,
             attend=partial(_head_chunked, shape, kernel, group, turn, stage),
@@ -190,49 +227,75 @@ def _head_chunked(
     return head_chunked_attention(x, block)
 
 
-def measure(case: Case, device: torch.device, seconds: float) -> Found:
-    """Return medians over as many runs as the seconds allow; a case without memory says so."""
-    try:
-        leaves = [leaf.requires_grad_() for leaf in case.make()]
-        peak = _peak_bytes(case, leaves, device)
-        end = time.perf_counter() + seconds
-        times = [_times(case, leaves, device) for _ in range(2)]
-        while time.perf_counter() < end:
-            times.append(_times(case, leaves, device))
-    except torch.OutOfMemoryError as raised:
-        return Found(reason=out_of_memory(raised))
-    finally:
-        leaves = []
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    forward, backward = (statistics.median(column) for column in zip(*times, strict=True))
-    return Found(forward=forward, backward=backward, peak_bytes=peak)
+def in_turn(given: Sequence[Block], device: torch.device, rounds: int) -> list[Found]:
+    """Run blocks in turn; the first of a round is the last of the next."""
+    found = [
+        Found(kernel=one.kernel, block=one.name, with_products=one.with_products) for one in given
+    ]
+    pairs = list(zip(given, found, strict=True))
+    for block, one in pairs:
+        try:
+            one.peak_bytes = _peak_bytes(block, device)
+        except torch.OutOfMemoryError as raised:
+            one.reason = out_of_memory(raised)
+        _free(device)
+    able = [pair for pair in pairs if not pair[1].reason]
+    for turn in range(rounds):
+        first = turn % max(1, len(able))
+        for block, one in able[first:] + able[:first]:
+            forward, both, host = _times(block, device)
+            one.forward.append(forward)
+            one.backward.append(both - forward)
+            one.host.append(host)
+            _free(device)
+    return found
 
 
-def _peak_bytes(case: Case, leaves: list[Tensor], device: torch.device) -> int:
+def _free(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _peak_bytes(block: Block, device: torch.device) -> int:
     """Run once, which warms up, and return the most bytes held, the inputs among them."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-        _times(case, leaves, device)
+        _both(block, _leaves(block))
+        torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated()
     with ByteCounter() as ledger:
-        _times(case, [leaf.detach().clone().requires_grad_() for leaf in leaves], device)
+        _both(block, [leaf.detach().clone().requires_grad_() for leaf in _leaves(block)])
     return ledger.peak_bytes
 
 
-def _times(case: Case, leaves: list[Tensor], device: torch.device) -> tuple[float, float]:
-    """Run once, and return seconds of forward and backward."""
+def _leaves(block: Block) -> list[Tensor]:
+    return [leaf.requires_grad_() for leaf in block.make()]
+
+
+def _both(block: Block, leaves: list[Tensor]) -> None:
+    out = block.attend(*leaves)
+    torch.autograd.grad(out, leaves, torch.ones_like(out))
+
+
+def _times(block: Block, device: torch.device) -> tuple[float, float, float]:
+    """Return seconds of a forward, of forward and backward, and of the host for both."""
+    leaves = _leaves(block)
+    fewest, most = IN_A_ROW
+    count = min(most, max(fewest, most * SHORT // block.tokens))
     clock = _Clock(device)
+    block.attend(*leaves)
     clock.mark()
-    out = case.attend(*leaves)
+    for _ in range(count):
+        block.attend(*leaves)
     clock.mark()
-    grad_out = torch.ones_like(out)
+    start = time.perf_counter()
+    for _ in range(count):
+        _both(block, leaves)
+    host = (time.perf_counter() - start) / count
     clock.mark()
-    torch.autograd.grad(out, leaves, grad_out)
-    clock.mark()
-    forward, _, backward = clock.seconds()
-    return forward, backward
+    forward, both = clock.seconds()
+    return forward / count, both / count, host
 
 
 class _Clock:
@@ -257,24 +320,53 @@ class _Clock:
         return [b - a for a, b in pairwise(self.marks)]
 
 
-def attention(sizes: Sizes, *, length: int) -> dict[str, Any]:
-    """Measure every kernel that serves this device, and the blocks around it, at one length."""
-    card, dtype = sizes.card, getattr(torch, sizes.dtype)
+def attention(sizes: Sizes, *, card: str, length: int) -> dict[str, Any]:
+    """Measure kernels and the blocks around them, with the heads of a card, at one length."""
+    model, dtype = sizes.card_named(card), getattr(torch, sizes.dtype)
     shape = Shape(
-        seq=length, ranks=sizes.attention.ranks, heads=card.heads, kv_heads=card.kv_heads,
-        head_dim=card.head_dim, hidden=card.hidden, dtype=dtype, device=torch.device(sizes.device),
+        seq=length, ranks=sizes.attention.ranks, heads=model.heads, kv_heads=model.kv_heads,
+        head_dim=model.head_dim, hidden=model.hidden, dtype=dtype,
+        device=torch.device(sizes.device),
     )  # fmt: skip
+    first = kernel_for(shape.device, dtype, model.head_dim)
     kernels = [
         kernel
         for kernel in KERNELS.values()
-        if kernel.refusal(shape.device, dtype, card.head_dim) is None
+        if kernel.name in (sizes.attention.kernels or KERNELS)
+        and kernel.refusal(shape.device, dtype, model.head_dim) is None
+        and kernel is not first
     ]
-    first = kernel_for(shape.device, dtype, card.head_dim)
-    kernels.sort(key=lambda kernel: kernel.name != first.name)
-    found = []
     with loopback(shape.ranks) as group:
-        for kernel in kernels:
-            for case in cases(shape, kernel, group, from_x=kernel is kernels[0]):
-                measured = measure(case, shape.device, sizes.attention.seconds)
-                found.append({"kernel": kernel.name, "block": case.name, **asdict(measured)})
-    return {"tokens": length, "forward_flops": shape.forward_flops, "blocks": found}
+        given = [
+            block
+            for kernel in (first, *kernels)
+            for block in blocks(shape, kernel, group, from_x=kernel is first)
+        ]
+        if (peer := _flash_attention_4(shape)) is not None:
+            given.append(peer)
+        found = in_turn(given, shape.device, sizes.rounds)
+    return {
+        "tokens": length, "head_dim": model.head_dim, "forward_flops": shape.forward_flops,
+        "blocks": [asdict(one) for one in found],
+    }  # fmt: skip
+
+
+def _flash_attention_4(shape: Shape) -> Block | None:
+    """Return FlashAttention-4 on the rank's share of heads, where it is installed."""
+    if shape.device.type != "cuda" or version("flash-attn-4") is None:
+        return None
+    function = import_module("flash_attn.cute").flash_attn_func
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # [b, S, h, D]
+        out = function(q, k, v, causal=True)
+        return out[0] if isinstance(out, tuple) else out
+
+    def make() -> Leaves:
+        share, kv_share = shape.heads // shape.ranks, max(1, shape.kv_heads // shape.ranks)
+        return tuple(
+            shape.drawn(1, shape.seq, n, shape.head_dim) for n in (share, kv_share, kv_share)
+        )
+
+    return Block(
+        kernel="flash_attn_4", name=BARE, tokens=shape.seq, make=make, attend=attend
+    )  # fmt: skip

@@ -5,8 +5,8 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, field
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, TypedDict
 
@@ -16,6 +16,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from benchmarks.gpu.cases import CHECKPOINTED, OURS, PLAIN
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.harness.out_of_memory import out_of_memory
 from benchmarks.mlp import Mlp
@@ -23,10 +24,9 @@ from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.tiling.cross_entropy import tiled_cross_entropy
 from custom_modules.tiling.mlp import TokenFunction, tiled
 
-OURS, PLAIN, CHECKPOINTED = "ours", "PyTorch", "PyTorch, checkpointed"
-LIGER, CCE = "Liger", "Cut Cross-Entropy"
-ROUNDS = 5
 NOT_INSTALLED = "not installed: pip install {}"
+CHUNK = 4096
+"""Tokens of a chunk of PyTorch's compiled loss, as of ours by default."""
 
 
 class Where(TypedDict):
@@ -51,7 +51,10 @@ class Measured:
     """Median seconds of forward and backward, and bytes on top of what is returned."""
 
     seconds: float = 0.0
+    rounds: list[float] = field(default_factory=list)
     extra_bytes: int = 0
+    norms: list[float] = field(default_factory=list)
+    """Of what is returned, to be compared with the others'."""
     reason: str = ""
 
 
@@ -98,13 +101,14 @@ class Device:
 def in_turn(blocks: Sequence[Block], device: Device, rounds: int) -> list[Measured]:
     """Run blocks in turn; the first of a round is the last of the next."""
     extra: dict[str, int] = {}
+    norms: dict[str, list[float]] = {}
     reasons = {block.name: block.reason for block in blocks}
     times: dict[str, list[float]] = {block.name: [] for block in blocks}
     for block in blocks:
         if block.reason:
             continue
         try:
-            block.run()  # compiles, and tunes what is tuned
+            norms[block.name] = [float(t.double().norm()) for t in block.run()]  # and compiles
             device.free()
             extra[block.name] = device.extra_bytes(block.run)
         except torch.OutOfMemoryError as raised:
@@ -121,75 +125,125 @@ def in_turn(blocks: Sequence[Block], device: Device, rounds: int) -> list[Measur
         Measured(reason=reasons[block.name])
         if reasons[block.name]
         else Measured(
-            seconds=statistics.median(times[block.name]), extra_bytes=extra[block.name]
+            seconds=statistics.median(times[block.name]), rounds=times[block.name],
+            extra_bytes=extra[block.name], norms=norms[block.name],
         )
         for block in blocks
     ]  # fmt: skip
-
-
-def _gradients(loss: Tensor, *leaves: Tensor) -> list[Tensor]:
-    return [loss.detach(), *torch.autograd.grad(loss, leaves)]
-
-
-def _liger(x: Tensor, weight: Tensor, labels: Tensor) -> Block:
-    try:
-        function = import_module("liger_kernel.ops.fused_linear_cross_entropy")
-    except ModuleNotFoundError:
-        return Block(name=LIGER, run=list, reason=NOT_INSTALLED.format("liger-kernel"))
-
-    def run() -> list[Tensor]:
-        leaves = _leaves(x, weight)
-        found = function.LigerFusedLinearCrossEntropyFunction.apply(
-            *leaves, labels, None, None, -100, 0.0, 0.0, "sum"
-        )
-        return _gradients(found[0] if isinstance(found, tuple) else found, *leaves)
-
-    return Block(name=LIGER, run=run)
-
-
-def _cut_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor) -> Block:
-    try:
-        function = import_module("cut_cross_entropy").linear_cross_entropy
-    except ModuleNotFoundError:
-        return Block(name=CCE, run=list, reason=NOT_INSTALLED.format("cut-cross-entropy"))
-
-    def run() -> list[Tensor]:
-        leaves = _leaves(x, weight)
-        return _gradients(function(*leaves, labels, reduction="sum"), *leaves)
-
-    return Block(name=CCE, run=run)
 
 
 def _leaves(*tensors: Tensor) -> list[Tensor]:
     return [t.detach().requires_grad_() for t in tensors]
 
 
+Loss = Callable[..., Tensor]
+"""Of x [N, h], weight [V, h] and labels [N], the sum of the losses."""
+
+
+def _ours(tile: int) -> Loss:
+    def loss(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        return tiled_cross_entropy(x[:, None], weight, labels[None], tile=tile).sum()
+
+    return loss
+
+
+def _plain(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    logits = (x @ weight.t()).float()  # as Megatron and transformers do
+    return cross_entropy(logits, labels, reduction="sum")
+
+
+def _linear_cross_entropy(**options: Any) -> Loss:
+    function = torch.nn.functional.linear_cross_entropy
+    chosen = torch.nn.LinearCrossEntropyOptions(**options)
+    return partial(function, reduction="sum", options=chosen)
+
+
+def _liger(**options: Any) -> Loss:
+    module = import_module("liger_kernel.ops.fused_linear_cross_entropy")
+    function = module.LigerFusedLinearCrossEntropyFunction
+    dtype = options.get("accum_dtype")
+    return lambda x, weight, labels: function.apply(
+        x, weight, labels, None, None, -100, 0.0, 0.0, "sum", None, False, dtype
+    )[0]
+
+
+def _liger_hopper() -> Loss:
+    module = import_module("liger_kernel.ops.cutedsl.ops.fused_linear_cross_entropy_sm90")
+    function = module.LigerFusedLinearCrossEntropySM90Function
+    return lambda x, weight, labels: function.apply(x, weight, labels, -100, "sum")
+
+
+def _quack() -> Loss:
+    function = import_module("quack.linear_cross_entropy").ChunkedLinearCrossEntropyFunction
+    return lambda x, weight, labels: function.apply(x, weight, labels, -100, "sum")
+
+
+def _cut_cross_entropy() -> Loss:
+    return partial(import_module("cut_cross_entropy").linear_cross_entropy, reduction="sum")
+
+
+IN_TORCH = "torch>=2.13"
+LOSS_PEERS: dict[str, tuple[Callable[[], Loss], str]] = {
+    PLAIN: (lambda: _plain, ""),
+    "PyTorch's linear_cross_entropy": (_linear_cross_entropy, IN_TORCH),
+    "the same, sums in fp32": (partial(_linear_cross_entropy, acc_policy="balanced"), IN_TORCH),
+    "Liger": (_liger, "liger-kernel"),
+    "Liger, sums in fp32": (partial(_liger, accum_dtype=torch.float32), "liger-kernel"),
+    "Liger for Hopper": (_liger_hopper, "'liger-kernel[cutedsl]'"),
+    "QuACK": (_quack, "quack-kernels"),
+    "Cut Cross-Entropy": (_cut_cross_entropy, "cut-cross-entropy"),
+}
+"""What makes each peer of the loss head, and what brings it."""
+
+
 def loss(sizes: Sizes) -> dict[str, Any]:
-    """Measure LM head and cross-entropy: ours, PyTorch's, Liger's and Cut Cross-Entropy."""
+    """Measure LM head and cross-entropy: ours at each tile, and every peer."""
     device, card = Device(torch.device(sizes.device)), sizes.card
     where: Where = {"dtype": getattr(torch, sizes.dtype), "device": device.device}
     x = torch.randn(sizes.loss_tokens, card.hidden, **where)
     weight = torch.randn(card.vocab, card.hidden, **where) / card.hidden**0.5
     labels = torch.randint(0, card.vocab, (sizes.loss_tokens,), device=device.device)
 
-    def ours() -> list[Tensor]:
+    def gradients(loss: Loss) -> list[Tensor]:
         leaves = _leaves(x, weight)
-        losses = tiled_cross_entropy(leaves[0][:, None], leaves[1], labels[None], tile=tile)
-        return _gradients(losses.sum(), *leaves)
+        found = loss(*leaves, labels)
+        return [found.detach(), *torch.autograd.grad(found, leaves)]
 
-    def plain() -> list[Tensor]:
-        leaves = _leaves(x, weight)
-        logits = (leaves[0] @ leaves[1].t()).float()  # as Megatron and transformers do
-        return _gradients(cross_entropy(logits, labels, reduction="sum"), *leaves)
-
-    tile = sizes.loss_tile
     blocks = [
-        Block(name=OURS, run=ours),
-        Block(name=PLAIN, run=plain),
-        _liger(x, weight, labels),
-        _cut_cross_entropy(x, weight, labels),
+        Block(name=f"ours, tiles of {tile:,}", run=partial(gradients, _ours(tile)))
+        for tile in sizes.loss_tiles
     ]
-    return _figures(blocks, device, sizes.loss_tokens, tile)
+    for name, (make, needed) in LOSS_PEERS.items():
+        try:
+            blocks.append(Block(name=name, run=partial(gradients, make())))
+        except (ImportError, AttributeError):
+            blocks.append(Block(name=name, run=list, reason=NOT_INSTALLED.format(needed)))
+    blocks.append(
+        Block(name="PyTorch, compiled chunks", run=partial(_in_chunks, x, weight, labels))
+    )
+    return _figures(blocks, device, sizes, sizes.loss_tokens, sizes.loss_tiles[0])
+
+
+def _in_chunks(x: Tensor, weight: Tensor, labels: Tensor) -> list[Tensor]:
+    """Return the loss and both gradients, of chunks of tokens whose loss is compiled."""
+    leaf = weight.detach().requires_grad_()
+    total, dx = torch.zeros((), device=x.device), torch.empty_like(x)
+    compiled = _compiled()
+    for start in range(0, len(x), CHUNK):
+        rows = slice(start, start + CHUNK)
+        chunk = x[rows].detach().requires_grad_()
+        found = compiled(chunk, leaf, labels[rows])
+        found.backward()
+        total += found.detach()
+        assert chunk.grad is not None
+        dx[rows] = chunk.grad
+    assert leaf.grad is not None
+    return [total, dx, leaf.grad]
+
+
+@cache
+def _compiled() -> Loss:
+    return torch.compile(_plain, dynamic=False)
 
 
 def mlp(sizes: Sizes) -> dict[str, Any]:
@@ -220,9 +274,11 @@ def mlp(sizes: Sizes) -> dict[str, Any]:
         both_ways(PLAIN, block),
         both_ways(CHECKPOINTED, lambda t: checkpoint(block, t, use_reentrant=True)),
     ]
-    return _figures(blocks, device, sizes.mlp_tokens, tile)
+    return _figures(blocks, device, sizes, sizes.mlp_tokens, tile)
 
 
-def _figures(blocks: Sequence[Block], device: Device, tokens: int, tile: int) -> dict[str, Any]:
-    found = zip(blocks, in_turn(blocks, device, ROUNDS), strict=True)
+def _figures(
+    blocks: Sequence[Block], device: Device, sizes: Sizes, tokens: int, tile: int
+) -> dict[str, Any]:
+    found = zip(blocks, in_turn(blocks, device, sizes.rounds), strict=True)
     return {"tokens": tokens, "tile": tile, "blocks": {b.name: asdict(one) for b, one in found}}

@@ -1,162 +1,136 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The measurements, in the order of their worth: a session that ends early has the first ones."""
+"""The measurements, in the order of their worth, in three lists that fit a rented GPU each.
 
-from collections.abc import Iterator, Sequence
+`first` needs torch and Megatron-Core, `second` Transformer Engine too, `third` is for a GPU that is
+there for longer, after the other two. What never ran comes before what is only slow. Seconds are
+estimates for an H100: from the steps of 26 November 2026 where they are of steps.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from benchmarks.gpu.sizes import Sizes
-from recipes.spec.model_card import ModelCard
+from benchmarks.gpu.sizes import Sizes, layered
 
 Kind = Literal[
-    "copies", "fork", "loss", "mlp", "attention", "stack", "step", "longest", "run"
-]  # fmt: skip
-CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-USUAL_CONNECTIONS = "1"
-"""The value of cluster files for GPUs before Blackwell."""
-COMPARED = ("ours", "ours, nothing away", "ours, full", "ALST-like", "Megatron, full")
-"""Stacks of `benchmarks.gpu.stacked` that are run at every length; others run out of memory."""
-AT_LONGEST = ("ours", "ours, nothing away", "ours, full", "ALST-like")
-LONGEST_OF = ("ours", "ALST-like", "Megatron, full")
-MEGATRON = ("Megatron, selective", "keep all")
+    "loss", "mlp", "attention", "stack", "kernels", "step", "parity", "ranks", "killed", "run"
+]
+Call = Literal["first", "second", "third"]
+OURS = "ours"
+PLAIN, CHECKPOINTED = "PyTorch", "PyTorch, checkpointed"
+"""Blocks of the loss head and the MLP."""
+BARE, PRODUCTS = "bare kernel", "products of the projection"
+"""Blocks of attention."""
+NOTHING_AWAY, ALST = "ours, nothing away", "ALST-like"
+"""Stacks."""
 PLANNED = "planned"
 """In the place of a layout: the planner's choice for this machine."""
-REBUILT = "full"
+FULL = "full"
 """The layout that it is compared with: full recompute, no tiling, no offload."""
-RATE = 0.35
-"""Share of the peak that model FLOPs reach, recompute counted in: for estimates of time."""
-OVERHEAD_SECONDS = 12.0
+PLAIN_FP8 = "tile-loss"
+"""Takes every recipe of FP8: a tiled MLP excludes `delayed`."""
+FP8_RECIPES = ("tensorwise", "delayed", "blockwise")
+WITH_OPTIMIZER_ON_HOST = "adam-on-host:0.5"
+H100_TFLOPS = 989.0
+PATIENCE, MARGIN = 2.0, 15.0
+"""A case that takes longer than this multiple of its estimate, and these seconds, is ended."""
+ON_CPU_SECONDS, ON_CPU_LIMIT = 2.0, 1800.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
     """One measurement."""
 
+    call: Call
     kind: Kind
     settings: dict[str, Any]
     """Arguments of the measurement, as JSON has them."""
-    round: int = 1
-    flops: float = 0.0
-    """Of the model, over all its runs."""
-    overhead: float = OVERHEAD_SECONDS
-    """Seconds besides the products."""
-    connections: str = USUAL_CONNECTIONS
+    seconds: float
+    """About what it takes on an H100."""
+    alone: bool = False
+    """Whether it may run out of memory: it has a process of its own, and comes last."""
 
     @property
     def name(self) -> str:
         """Its file's name without suffix, unique."""
-        words = [self.kind, *(f"{value}" for value in self.settings.values())]
-        if self.connections != USUAL_CONNECTIONS:
-            words.append(f"{self.connections} connections")
-        text = " ".join([*words, str(self.round)])
+        text = " ".join([self.kind, *(f"{value}" for value in self.settings.values())])
         return "".join(c if c.isalnum() else "_" for c in text)
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables that must be set before CUDA is initialized."""
-        return {CONNECTIONS: self.connections}
+    def estimate(self, device: str, peak_tflops: float) -> float:
+        """Return about how many seconds it takes on a device."""
+        if device == "cpu":
+            return ON_CPU_SECONDS
+        return self.seconds * max(1.0, H100_TFLOPS / peak_tflops)
 
-    def seconds(self, peak_tflops: float) -> float:
-        """Return about how long it takes."""
-        return self.overhead + self.flops / (RATE * peak_tflops * 1e12)
+    def limit(self, device: str, peak_tflops: float) -> float:
+        """Return after how many seconds it is ended."""
+        if device == "cpu":
+            return ON_CPU_LIMIT
+        return PATIENCE * self.estimate(device, peak_tflops) + MARGIN
 
 
 def all_cases(sizes: Sizes) -> list[Case]:
     """Return every case of these sizes; names are unique."""
-    found = [
-        Case(kind="copies", settings={}),
-        Case(kind="fork", settings={}, overhead=40),
-        Case(kind="loss", settings={}, overhead=30),
-        Case(kind="mlp", settings={}, overhead=30),
-        *_stacks(sizes, sizes.slope_lengths[:2], COMPARED),
-        *_steps(sizes, sizes.step_lengths, [sizes.cards[_few(sizes)], sizes.whole]),
-        *_attention(sizes),
-        *_stacks(sizes, [sizes.longest_stack], AT_LONGEST),
-        *_connections(sizes),
-        *(Case(kind="longest", settings={"way": way}, overhead=120) for way in LONGEST_OF),
-        *_stacks(sizes, sizes.slope_lengths[2:], ("ours", "ALST-like")),
-        Case(kind="run", settings={}, overhead=240),
-        *_stacks(sizes, sizes.slope_lengths[:1], MEGATRON),
-        *_steps(sizes, sizes.step_lengths[-1:], [sizes.of_layers(sizes.layers[1])]),
-        *_steps(sizes, sizes.longest_steps[:1], [sizes.whole], precisions=("bf16",)),
-        *_steps(sizes, sizes.longest_steps[1:], [sizes.whole], precisions=("bf16",)),
-        *_steps(sizes, sizes.longest_steps, [sizes.cards[_few(sizes)]], precisions=("bf16",)),
-    ]
-    for number in range(2, sizes.rounds + 1):
-        found += _stacks(sizes, sizes.slope_lengths[:2], COMPARED, number)
-        found += _connections(sizes, number)
-    return found
+    found = [*_first(sizes), *_second(sizes), *_third(sizes)]
+    return sorted(found, key=lambda case: (_ORDER[case.call], case.alone))
 
 
-def _few(sizes: Sizes) -> str:
-    return sizes.of_layers(sizes.layers[0]).name
+_ORDER = {"first": 0, "second": 1, "third": 2}
 
 
-def _stacks(
-    sizes: Sizes, lengths: Sequence[int], ways: Sequence[str], number: int = 1
-) -> Iterator[Case]:
-    """Yield each way in turn at each length."""
-    for length in lengths:
-        for way in ways:
-            yield _stack(sizes, length, way, number)
-
-
-def _stack(
-    sizes: Sizes, length: int, way: str, number: int, connections: str = USUAL_CONNECTIONS
-) -> Case:
-    long = length >= sizes.longest_stack
-    card = sizes.of_layers(sizes.layers[0])
-    return Case(
-        kind="stack",
-        settings={"way": way, "length": length},
-        round=number,
-        flops=(1 if long else 2) * _flops(card, length),
-        connections=connections,
-    )
-
-
-def _connections(sizes: Sizes, number: int = 1) -> Iterator[Case]:
-    """Yield offload with the queues that its copies have for themselves under 8 connections."""
-    for way in ("ours", "ours, nothing away"):
-        yield _stack(sizes, sizes.connections_length, way, number, connections="8")
-
-
-def _attention(sizes: Sizes) -> Iterator[Case]:
-    share = sizes.card.heads / sizes.attention.ranks * sizes.card.head_dim
+def _first(sizes: Sizes) -> Iterator[Case]:
+    yield Case(call="first", kind="loss", settings={}, seconds=40)
+    yield Case(call="first", kind="mlp", settings={}, seconds=10)
     for length in sizes.attention.lengths:
-        forward = 2 * length**2 * share
-        once = 3.5 * forward
-        yield Case(
-            kind="attention", settings={"length": length}, flops=12 * once,
-            overhead=OVERHEAD_SECONDS + 8 * sizes.attention.seconds,
-        )  # fmt: skip
+        for card in (sizes.card, sizes.whole):
+            settings = {"card": card.name, "length": length}
+            yield Case(call="first", kind="attention", settings=settings, seconds=7)
+    yield _stack("first", "heads at a time", sizes.stack_length, 24)
+    yield _stack("first", "offload", sizes.longest_stack, 80)
+    yield _stack("first", "ALST", sizes.longest_stack, 60)
 
 
-def _steps(
-    sizes: Sizes,
-    lengths: Sequence[int],
-    cards: Sequence[ModelCard],
-    precisions: Sequence[str] = ("bf16", "fp8"),
-) -> Iterator[Case]:
-    """Yield whole training steps, under the planner's layout and under full recompute alone."""
-    for length in lengths:
-        for card in cards:
-            for precision in precisions:
-                yield _step(sizes, card, length, PLANNED, precision)
-            if len(precisions) > 1:
-                yield _step(sizes, card, length, REBUILT, "bf16")
+def _second(sizes: Sizes) -> Iterator[Case]:
+    yield Case(call="second", kind="kernels", settings={}, seconds=20)
+    short, whole = sizes.step_lengths[0], sizes.whole.name
+    for precision in ("bf16", *FP8_RECIPES):
+        yield _step("second", whole, short, PLAIN_FP8, precision, 12)
+    layout = f"{PLAIN_FP8} {WITH_OPTIMIZER_ON_HOST}"
+    yield _step("second", whole, short, layout, "bf16", 15)
+    yield Case(call="second", kind="parity", settings={}, seconds=85)
+    yield Case(call="second", kind="ranks", settings={"layouts": "two"}, seconds=40)
+    yield Case(call="second", kind="run", settings={}, seconds=170)
+    longest = sizes.longest_step
+    yield _step("second", layered(sizes.card, 1), longest, PLANNED, "bf16", 75)
+    yield _step("second", layered(sizes.whole, 1), longest, PLANNED, "bf16", 50)
+    yield _step("second", whole, longest, PLANNED, "bf16", 25, attention="left out")
+    yield Case(call="second", kind="ranks", settings={"layouts": "four"}, seconds=25)
+    yield Case(call="second", kind="killed", settings={}, seconds=60)
 
 
-def _step(sizes: Sizes, card: ModelCard, length: int, layout: str, precision: str) -> Case:
-    once = length in sizes.longest_steps
-    return Case(
-        kind="step",
-        settings={"card": card.name, "length": length, "layout": layout, "precision": precision},
-        flops=(1 if once else 2) * _flops(card, length),
-        overhead=2 * OVERHEAD_SECONDS,
-    )
+def _third(sizes: Sizes) -> Iterator[Case]:
+    four = layered(sizes.card, 4)
+    yield _stack("third", "all", sizes.stack_length, 50, alone=True)
+    for length in sizes.step_lengths:
+        for card in (four, sizes.whole.name):
+            yield _step("third", card, length, PLANNED, "bf16", 40)
+            yield _step("third", card, length, PLANNED, FP8_RECIPES[0], 40)
+            yield _step("third", card, length, FULL, "bf16", 40, alone=True)
+    yield _step("third", layered(sizes.card, 2), sizes.longest_step, PLANNED, "bf16", 130)
+    yield _step("third", sizes.whole.name, sizes.longest_step, PLANNED, "bf16", 700)
 
 
-def _flops(card: ModelCard, length: int) -> float:
-    """Return the FLOPs of a step with a recompute of its forward."""
-    return 4 / 3 * card.flops_per_token(length) * length
+def _stack(call: Call, group: str, length: int, seconds: float, *, alone: bool = False) -> Case:
+    settings = {"group": group, "length": length}
+    return Case(call=call, kind="stack", settings=settings, seconds=seconds, alone=alone)
+
+
+def _step(
+    call: Call, card: str, length: int, layout: str, precision: str, seconds: float,
+    *, attention: str = "computed", alone: bool = False,
+) -> Case:  # fmt: skip
+    settings = {
+        "card": card, "length": length, "layout": layout, "precision": precision,
+        "attention": attention,
+    }  # fmt: skip
+    return Case(call=call, kind="step", settings=settings, seconds=seconds, alone=alone)

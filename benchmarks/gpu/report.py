@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a folder's results: goals first, then a table a kind, then what was not measured."""
+"""The page of results: goals first, then a table a kind, the device, and what was not measured."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
-from benchmarks.gpu.cases import USUAL_CONNECTIONS, Case
-from benchmarks.gpu.figures import BARE, Figures, goals, ratio
+from benchmarks.gpu.cases import BARE, OURS, Case
+from benchmarks.gpu.figures import Figures, Goal, goals, our_loss
 from benchmarks.gpu.results import Result
-from benchmarks.gpu.sizes import Sizes, machine
+from benchmarks.gpu.sizes import Sizes
 from benchmarks.harness.page import mebibytes, milliseconds, page, table
 
 GIB = 2**30
@@ -22,12 +23,17 @@ def whole_page(cases: Sequence[Case], results: Mapping[str, Result], sizes: Size
     of = Figures(results, sizes)
     sections = [
         *([SMALL] if sizes.device == "cpu" else []),
-        _goals(of),
-        *(text for part in (_host, _blocks, _attention, _stacks, _longest, _steps, _run)
+        "## Goals\n\n" + _goals(goals(of)),
+        *(text for part in (_blocks, _attention, _stacks, _steps, _ranks, _tests, _run, _device)
           for text in part(of)),
         *_rest(cases, results),
     ]  # fmt: skip
     return page("One GPU, compared with other implementations", _facts(of, len(cases)), sections)
+
+
+def summary(results: Mapping[str, Result], sizes: Sizes) -> str:
+    """Return the goals that are decided, as a table."""
+    return _goals([goal for goal in goals(Figures(results, sizes)) if goal.value is not None])
 
 
 def _facts(of: Figures, cases: int) -> dict[str, str]:
@@ -44,216 +50,232 @@ def _facts(of: Figures, cases: int) -> dict[str, str]:
     return found
 
 
-def _goals(of: Figures) -> str:
+def _goals(found: Sequence[Goal]) -> str:
     rows = [
         [
             goal.what, goal.verdict,
             "-" if goal.value is None else f"{goal.value:,.4g}",
             f"{'at least' if goal.at_least else 'at most'} {goal.bound:g}",
         ]
-        for goal in goals(of)
+        for goal in found
     ]  # fmt: skip
-    return "\n\n".join(["## Goals", table(["figure", "verdict", "measured", "goal"], rows)])
-
-
-def _host(of: Figures) -> Iterator[str]:
-    if (copies := of.one("copies")) is not None:
-        rates = copies.figures["gbps"]
-        yield (
-            f"## Host memory\n\nPinned copies of {mebibytes(copies.figures['bytes'])} MiB: "
-            f"{rates['out']:.1f} GB/s out, {rates['back']:.1f} GB/s back."
-        )
-    if (fork := of.one("fork")) is not None:
-        rows = [
-            [name, "", f"{one['seconds'] * 1e3:.1f}", mebibytes(one["child_bytes"])]
-            for name, one in fork.figures["held"].items()
-        ]
-        head = ["held while forking", "", "ms", "MiB of the child's own"]
-        size = mebibytes(fork.figures["bytes"])
-        yield f"A fork while {size} MiB are held:\n\n{table(head, rows)}"
+    return table(["figure", "verdict", "measured", "goal"], rows)
 
 
 def _blocks(of: Figures) -> Iterator[str]:
-    for kind, title in (("loss", "Loss head"), ("mlp", "MLP")):
-        found = of.one(kind)
-        if found is None:
+    for kind, title, ours in (("loss", "Loss head", our_loss(of.sizes)), ("mlp", "MLP", OURS)):
+        if (found := of.one(kind)) is None:
             continue
         blocks = found.figures["blocks"]
-        ours = blocks["ours"]
         rows = []
         for name, one in blocks.items():
             if one["reason"]:
                 rows.append([name, one["reason"], *["-"] * 4])
                 continue
+            over = [
+                "-" if not one[what] or blocks[ours]["reason"] else
+                f"{blocks[ours][what] / one[what]:.{digits}f}"
+                for what, digits in (("seconds", 3), ("extra_bytes", 4))
+            ]  # fmt: skip
             rows.append(
                 [
-                    name, "", milliseconds(one["seconds"]), mebibytes(one["extra_bytes"]),
-                    _times(ratio(ours["seconds"], one["seconds"])),
-                    _times(ratio(ours["extra_bytes"], one["extra_bytes"]), 4),
+                    name, _spread(one["rounds"]), milliseconds(one["seconds"]),
+                    mebibytes(one["extra_bytes"]), *over,
                 ]
             )  # fmt: skip
-        head = ["block", "note", "ms", "extra MiB", "time, ours over", "bytes, ours over"]
+        head = ["block", "rounds, ms", "ms", "extra MiB", "time, ours over", "bytes, ours over"]
         yield (
-            f"## {title}\n\n{found.figures['tokens']:,} tokens, tiles of "
-            f"{found.figures['tile']:,}; extra: the peak on top of inputs and of what is "
-            f"returned.\n\n{table(head, rows)}"
+            f"## {title}\n\n{found.figures['tokens']:,} tokens; ours with tiles of "
+            f"{found.figures['tile']:,}, where no other is named. Extra: the peak on top of inputs "
+            f"and of what is returned.\n\n{table(head, rows)}"
         )
+
+
+def _spread(rounds: Sequence[float]) -> str:
+    """Return the shortest and the longest of some rounds in milliseconds."""
+    return f"{milliseconds(min(rounds))} to {milliseconds(max(rounds))}" if rounds else "-"
 
 
 def _attention(of: Figures) -> Iterator[str]:
     rows = []
     for found in of.of_kind("attention"):
-        flops = found.figures["forward_flops"]
-        bare: dict[str, float] = {}
+        flops, rates = found.figures["forward_flops"], of.attention_rates(found)
+        where = f"{found.figures['tokens']:,}, D {found.figures['head_dim']}"
         for one in found.figures["blocks"]:
             if one["reason"]:
-                rows.append([one["kernel"], one["block"], one["reason"], *["-"] * 5])
+                rows.append([one["kernel"], one["block"], where, one["reason"], *["-"] * 5])
                 continue
-            both = one["forward"] + one["backward"]
-            if one["block"] == BARE:
-                bare[one["kernel"]] = both
+            forward, backward, host = (median(one[n]) for n in ("forward", "backward", "host"))
+            share = rates.get((one["kernel"], one["block"]))
+            rate = f"{3.5 * flops / (forward + backward) / 1e12:.2f}"
             rows.append(
                 [
-                    one["kernel"], one["block"], f"{found.figures['tokens']:,}",
-                    milliseconds(one["forward"]), milliseconds(one["backward"]),
-                    f"{3.5 * flops / both / 1e12:.2f}",
-                    _times(ratio(bare.get(one["kernel"]), both)),
-                    f"{one['peak_bytes'] / GIB:.3f}",
+                    one["kernel"], one["block"], where, milliseconds(forward),
+                    milliseconds(backward), milliseconds(host),
+                    rate if one["block"] == BARE else "-",
+                    "-" if share is None else f"{share:.3f}", f"{one['peak_bytes'] / GIB:.3f}",
                 ]
             )  # fmt: skip
     if rows:
         head = [
-            "kernel", "block", "tokens", "forward ms", "backward ms", "TFLOP/s", "rate of bare",
-            "peak GiB",
+            "kernel", "block", "tokens", "forward ms", "backward ms", "host ms", "TFLOP/s",
+            "rate of kernel", "peak GiB",
         ]  # fmt: skip
         ranks = of.sizes.attention.ranks
         yield f"## Attention of one rank of {ranks}\n\n{table(head, rows)}"
 
 
 def _stacks(of: Figures) -> Iterator[str]:
-    keys = dict.fromkeys(
-        (one.settings["length"], one.settings["way"], one.connections)
-        for one in of.of_kind("stack")
-    )
-    peak = machine_peak(of)
     rows = []
-    for length, way, connections in sorted(keys, key=lambda key: (key[0], key[2] != "1")):
-        rounds = of.stacks(length, way, connections)
-        seconds = of.stack(length, way, "seconds", connections)
-        ours = of.stack(length, "ours", "seconds", connections)
-        first = rounds[0].figures
-        assert seconds is not None
-        spread = [one.figures["seconds"] for one in rounds]
-        queues = "" if connections == USUAL_CONNECTIONS else f", {connections} connections"
-        rows.append(
-            [
-                way + queues, f"{length:,}", f"{seconds:.3f}",
-                f"{min(spread):.3f} to {max(spread):.3f}" if len(spread) > 1 else "-",
-                f"{length / seconds:,.0f}", f"{first['flops'] / seconds / peak:.3f}",
-                f"{first['peak_bytes'] / GIB:.3f}", f"{first['inputs_away']:.2f}",
-                _times(ratio(ours, seconds)),
-            ]
-        )  # fmt: skip
+    for found in of.of_kind("stack"):
+        length, ways = found.settings["length"], found.figures["ways"]
+        first = next((median(w["rounds"]) for w in ways.values() if not w["reason"]), None)
+        for name, way in ways.items():
+            if way["reason"]:
+                rows.append([name, way["reason"], f"{length:,}", *["-"] * 6])
+                continue
+            seconds = median(way["rounds"])
+            assert first is not None
+            rows.append(
+                [
+                    name, _spread(way["rounds"]), f"{length:,}", f"{seconds:.3f}",
+                    f"{length / seconds:,.0f}",
+                    f"{found.figures['flops'] / seconds / 1e12:.1f}",
+                    f"{way['peak_bytes'] / GIB:.3f}", f"{way['inputs_away']:.2f}",
+                    f"{first / seconds:.3f}",
+                ]
+            )  # fmt: skip
     if not rows:
         return
     head = [
-        "stack", "tokens", "s", "rounds", "tokens/s", "causal MFU", "peak GiB", "inputs away",
-        "time, ours over",
+        "stack", "rounds, ms", "tokens", "s", "tokens/s", "model TFLOP/s", "peak GiB",
+        "inputs away", "time, the first over",
     ]  # fmt: skip
-    card = of.sizes.of_layers(of.sizes.layers[0])
     text = (
-        f"## Steps by stack\n\nForward and backward of {card.name}, without an optimizer; "
-        f"`benchmarks.stacks` describes the ALST-like stack. {_slopes(of)}\n\n{table(head, rows)}"
+        f"## Steps by stack\n\nForward and backward of {of.sizes.stack_layers} layers of "
+        f"{of.sizes.card.name}, without an optimizer, in turn with the stacks of the same group, "
+        f"the first of which is compared with the others. `benchmarks.stacks` describes the "
+        f"ALST-like stack.\n\n{table(head, rows)}"
     )
-    wrong = of.disagreements()
-    yield "\n\n".join([text, *(f"**{sentence}.**" for sentence in wrong)])
-
-
-def machine_peak(of: Figures) -> float:
-    """Return the device's FLOP/s in bf16, by the name that results state; else an H100's."""
-    named = next((one.facts["machine"] for one in of.good if one.facts), "unknown")
-    return machine(of.sizes.device, named).gpu.bf16_tflops * 1e12
-
-
-def _slopes(of: Figures) -> str:
-    found = {way: slope for way in ("ours", "ALST-like") if (slope := of.slope(way)) is not None}
-    if not found:
-        return ""
-    said = ", ".join(f"{slope:,.0f} ({way})" for way, slope in found.items())
-    return f"Bytes that a token adds to the peak: {said}."
-
-
-def _longest(of: Figures) -> Iterator[str]:
-    rows = [
-        [
-            one.settings["way"], one.figures["reason"] or "the longest that was tried",
-            f"{one.figures['tokens']:,}",
-            f"{one.figures['too_long']:,}" if one.figures["too_long"] else "-",
-        ]
-        for one in of.of_kind("longest")
-    ]  # fmt: skip
-    if rows:
-        head = ["stack", "then", "longest that fits", "that does not"]
-        yield (
-            "## The longest step that fits\n\nThe products of attention left out, which take the "
-            f"time and no memory of their own.\n\n{table(head, rows)}"
-        )
+    yield "\n\n".join([text, *(f"**{sentence}.**" for sentence in of.disagreements())])
 
 
 def _steps(of: Figures) -> Iterator[str]:
     rows = []
     for one in of.of_kind("step"):
         figures, told = one.figures, one.figures["predicted"]
-        finite = "" if figures["finite"] else " (weights not finite)"
+        notes = "" if figures["finite"] else " (weights not finite)"
+        if one.settings["attention"] != "computed":
+            notes += f" (attention {one.settings['attention']})"
         rows.append(
             [
                 f"{one.settings['card']}, {one.settings['precision']}",
-                figures["layout"] + finite, f"{one.settings['length']:,}",
+                figures["layout"] + notes, f"{one.settings['length']:,}",
                 f"{figures['seconds']:.3f}", f"{figures['tokens_per_second']:,.0f}",
                 f"{figures['mfu']:.3f}", f"{figures['peak_bytes'] / GIB:.3f}",
-                _times(told["seconds"] / figures["seconds"]),
-                _times(told["peak_bytes"] / figures["peak_bytes"]),
+                f"{told['seconds'] / figures['seconds']:.3f}",
+                f"{told['peak_bytes'] / figures['peak_bytes']:.3f}",
+                ", ".join(f"{loss:.4f}" for loss in figures["losses"]),
             ]
         )  # fmt: skip
     if rows:
         head = [
             "model", "layout", "tokens", "s", "tokens/s", "causal MFU", "peak GiB",
-            "predicted over measured time", "bytes",
+            "predicted over measured time", "bytes", "losses",
         ]  # fmt: skip
         yield (
-            "## Whole training steps\n\nThe recipe's, optimizer included, one sequence a step."
-            f"\n\n{table(head, rows)}"
+            "## Whole training steps\n\nThe recipe's, optimizer included, one sequence a step; the "
+            f"median of the steps after the first.\n\n{table(head, rows)}"
+        )
+
+
+def _ranks(of: Figures) -> Iterator[str]:
+    rows = []
+    for found in of.of_kind("ranks"):
+        for name, one in found.figures["layouts"].items():
+            if one["reason"]:
+                rows.append([name, one["reason"], "-", "-", "-", "-"])
+                continue
+            away = one.get("away", {"losses": 0.0, "gradient_norms": 0.0})
+            rows.append(
+                [
+                    name, "", f"{one['losses'][-1]:.6f}", f"{one['gradient_norms'][-1]:.5f}",
+                    *(f"{away[what]:.1e}" for what in ("losses", "gradient_norms")),
+                ]
+            )  # fmt: skip
+    if rows:
+        head = [
+            "layout", "note", "last loss", "its gradient norm", "deviation of losses", "of norms",
+        ]  # fmt: skip
+        yield (
+            "## Several ranks on one GPU\n\nThe same weights and tokens under each layout; the "
+            f"ranks share one GPU, so times mean nothing.\n\n{table(head, rows)}"
+        )
+
+
+def _tests(of: Figures) -> Iterator[str]:
+    for kind, title in (("parity", "Parity in float64 over ranks"), ("kernels", "Kernels")):
+        if (found := of.one(kind)) is None:
+            continue
+        figures = found.figures
+        failed = "".join(f"\n* `{name}`: {why}" for name, why in figures["failed"].items())
+        yield (
+            f"## {title}\n\n{figures['passed']} tests passed, {len(figures['failed'])} failed, "
+            f"{figures['skipped']} skipped, in {figures['seconds']:.0f} s.\n{failed}".rstrip()
         )
 
 
 def _run(of: Figures) -> Iterator[str]:
-    found = of.one("run")
-    if found is None:
-        return
-    figures = found.figures
-    yield (
-        f"## A run that offloads, validates and saves\n\n{figures['tokens']:,} tokens a step; "
-        f"seconds by step {', '.join(f'{s:.2f}' for s in figures['step_seconds'])}: usually "
-        f"{figures['usual_seconds']:.2f}, {figures['after_saving_seconds']:.2f} in the step after "
-        f"validation and save. Validation losses by step: {_by_step(figures)}. Newest checkpoint: "
-        f"`{figures['checkpoint']}`."
-    )
+    for kind, title in (("run", "A run from an import to an export"), ("killed", "A rank killed")):
+        if (found := of.one(kind)) is None:
+            continue
+        rows = [
+            [name, part["reason"] or _words(part), f"{part['seconds']:.1f}"]
+            for name, part in found.figures["parts"].items()
+        ]
+        yield f"## {title}\n\n{table(['part', 'result', 's'], rows)}"
 
 
-def _by_step(figures: Mapping[str, Any]) -> str:
-    losses = figures["validation_losses"].items()
-    return ", ".join(f"{step}: {loss:.3f}" for step, loss in losses) or "none"
+def _words(part: Mapping[str, Any]) -> str:
+    """Return the figures of a part in one line."""
+    shown = {name: v for name, v in part.items() if name not in ("reason", "seconds")}
+    return "; ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in shown.items())
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(map(_short, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_short(one)}" for name, one in value.items())
+    return str(value)
+
+
+def _device(of: Figures) -> Iterator[str]:
+    rows = []
+    for one in of.all:
+        if one.gpu:
+            shown = ("tflops", "gbps", "free_gib", "least_mhz", "median_mhz", "most_watts")
+            figures = [f"{one.gpu[n]:,.5g}" if n in one.gpu else "-" for n in shown]
+            rows.append([one.case, one.disturbed, *figures])
+    if rows:
+        head = [
+            "case", "disturbed", "canary TFLOP/s", "GB/s", "free GiB", "least MHz", "median MHz",
+            "most W",
+        ]  # fmt: skip
+        yield (
+            "## The device\n\nBefore each case a product and a copy of known size; clocks and "
+            f"power during it. No goal counts a disturbed case.\n\n{table(head, rows)}"
+        )
 
 
 def _rest(cases: Sequence[Case], results: Mapping[str, Result]) -> Iterator[str]:
     rows = [
-        [case.name, results[case.name].reason if case.name in results else "not reached"]
+        [case.name, results[case.name].reason or results[case.name].disturbed
+         if case.name in results else "not reached"]
         for case in cases
-        if case.name not in results or results[case.name].reason
-    ]
+        if case.name not in results or not results[case.name].counts
+    ]  # fmt: skip
     if rows:
         yield f"## Not measured\n\n{table(['case', 'reason'], rows)}"
-
-
-def _times(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

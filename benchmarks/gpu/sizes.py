@@ -15,12 +15,12 @@ Device = Literal["cuda", "cpu"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionSizes:
-    """One rank of an all-to-all of `ranks`, which shares the heads of the card."""
+    """One rank of an all-to-all of `ranks`, which shares the heads of a card."""
 
     lengths: tuple[int, ...]
     ranks: int
-    seconds: float
-    """Of timed runs for each block."""
+    kernels: tuple[str, ...]
+    """Of those that serve the device; all of them if empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,85 +30,79 @@ class Sizes:
     device: Device
     card: ModelCard
     """Whose geometry blocks and stacks have."""
-    layers: tuple[int, int]
-    """Of the stacks and shorter steps; of the longer ones."""
     whole: ModelCard
-    """Trained with all of its layers."""
+    """Trained with all of its layers; its heads are smaller."""
+    stack_layers: int
+    heads_at_a_time: tuple[int, ...]
+    """Of the stacks: between the fewest and all."""
     loss_tokens: int
+    loss_tiles: tuple[int, ...]
+    """Of our loss head, the default first."""
     mlp_tokens: int
-    loss_tile: int
     mlp_tile: int
     attention: AttentionSizes
-    slope_lengths: tuple[int, ...]
-    """Of the stacks: every way at each, for times, bytes, and what a token adds."""
+    stack_length: int
     longest_stack: int
-    connections_length: int
-    step_lengths: tuple[int, ...]
-    longest_steps: tuple[int, ...]
-    run_length: int
-    copy_bytes: int
-    fork_bytes: int
-    rounds: int
+    step_lengths: tuple[int, int]
+    longest_step: int
+    rounds: int = 3
+    """Of ways that are compared, in turn."""
 
     @property
     def dtype(self) -> str:
         """Name of torch's dtype."""
         return "bfloat16" if self.device == "cuda" else "float32"
 
-    def of_layers(self, layers: int) -> ModelCard:
-        """Return the card with fewer layers, under a name of its own."""
-        return replace(self.card, name=f"{self.card.name}_{layers}_layers", layers=layers)
+    def card_named(self, name: str) -> ModelCard:
+        """Return one of the two cards; `NAME_N_layers` is the one of that name with N layers."""
+        for card in (self.card, self.whole):
+            for layers in range(1, card.layers + 1):
+                if name == layered(card, layers):
+                    return replace(card, name=name, layers=layers)
+            if name == card.name:
+                return card
+        raise ValueError(f"{name} is not {self.card.name}, {self.whole.name}, or some layers of it")
 
-    @property
-    def cards(self) -> dict[str, ModelCard]:
-        """All that are trained, by name."""
-        made = [*(self.of_layers(layers) for layers in self.layers), self.whole]
-        return {card.name: card for card in made}
+
+def layered(card: ModelCard, layers: int) -> str:
+    """Return the name of a card with fewer layers."""
+    return f"{card.name}_{layers}_layers"
 
 
 ON_GPU = Sizes(
     device="cuda",
     card=LLAMA31_8B,
-    layers=(4, 8),
     whole=LLAMA32_1B,
+    stack_layers=2,
+    heads_at_a_time=(8, 32),
     loss_tokens=16 * K,
+    loss_tiles=(4 * K, 2 * K, 512),
     mlp_tokens=128 * K,
-    loss_tile=4 * K,
     mlp_tile=8 * K,
-    attention=AttentionSizes(lengths=(32 * K, 128 * K, 512 * K), ranks=8, seconds=1.0),
-    slope_lengths=(64 * K, 128 * K, 256 * K),
+    attention=AttentionSizes(lengths=(32 * K, 128 * K), ranks=8, kernels=("cudnn", "cuda_flash")),
+    stack_length=64 * K,
     longest_stack=512 * K,
-    connections_length=128 * K,
     step_lengths=(32 * K, 128 * K),
-    longest_steps=(512 * K, 1024 * K),
-    run_length=64 * K,
-    copy_bytes=2 * GiB,
-    fork_bytes=8 * GiB,
-    rounds=2,
+    longest_step=1024 * K,
 )
 _SMALL = replace(TINY, name="small", heads=8, kv_heads=4, head_dim=16)
 ON_CPU = Sizes(
     device="cpu",
     card=_SMALL,
-    layers=(2, 3),
     whole=replace(_SMALL, name="small_whole"),
+    stack_layers=2,
+    heads_at_a_time=(2, 8),
     loss_tokens=64,
+    loss_tiles=(16, 8),
     mlp_tokens=64,
-    loss_tile=16,
     mlp_tile=16,
-    attention=AttentionSizes(lengths=(64,), ranks=4, seconds=0.01),
-    slope_lengths=(64, 128),
+    attention=AttentionSizes(lengths=(64,), ranks=4, kernels=()),
+    stack_length=64,
     longest_stack=256,
-    connections_length=64,
-    step_lengths=(64,),
-    longest_steps=(128,),
-    run_length=256,
-    copy_bytes=2**20,
-    fork_bytes=2**22,
-    rounds=1,
+    step_lengths=(64, 96),
+    longest_step=128,
+    rounds=2,
 )
-SHORTER = 8
-"""A step too long to be run twice is warmed up by one of an eighth of its length."""
 SIZES: dict[Device, Sizes] = {"cuda": ON_GPU, "cpu": ON_CPU}
 
 

@@ -4,17 +4,24 @@
 import gc
 import logging
 import math
+import statistics
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from megatron.core import parallel_state
+from torch import Tensor
 
 from benchmarks.gpu.cases import PLANNED
-from benchmarks.gpu.sizes import SHORTER, Sizes, ladder_of, machine
+from benchmarks.gpu.sizes import Sizes, ladder_of, machine
 from benchmarks.stacks import only_process
+from custom_modules.attention import registry
+from custom_modules.attention.documents import Documents
+from custom_modules.dtypes import accumulation_dtype
+from custom_modules.patching import patched
 from custom_modules.profiling.memory_by_category import MemoryByCategory
 from custom_modules.profiling.step_memory import whole_step
 from recipes.notation.layout import layout_from, words_of
@@ -25,36 +32,39 @@ from recipes.planner.workload import Workload
 from recipes.pretrain import pretrain
 from recipes.resolved.single_step import training
 from recipes.spec.cluster import Cluster
-from recipes.spec.layout import Fp8, Layout
+from recipes.spec.layout import Fp8, Fp8Recipe, Layout
 from recipes.spec.model_card import ModelCard
 
-FP8 = Fp8(recipe="tensorwise")
+STEPS = 3
+SHORTER = 8
+"""The longest step is run once, after one of an eighth of its length."""
 
 
-def step(sizes: Sizes, *, card: str, length: int, layout: str, precision: str) -> dict[str, Any]:
-    """Return a step's seconds, rate and bytes, with the planner's; raise ValueError if none fits.
+def step(
+    sizes: Sizes, *, card: str, length: int, layout: str, precision: str, attention: str
+) -> dict[str, Any]:
+    """Return steps' seconds, rate, bytes and losses, with what the planner predicts.
 
-    `layout` is words, or the planner's choice; a step is that of the recipe, its optimizer's
-    included, on random tokens.
+    `layout` is words, or the planner's choice; `precision` is bf16 or a recipe of FP8. The step is
+    the recipe's, its optimizer's included, on random tokens. With `attention` left out its kernels
+    compute nothing: they take the time and no memory of their own. Raises ValueError if no layout
+    fits.
     """
     logging.getLogger("nemo_logger").setLevel(logging.WARNING)
-    chosen = _plan(sizes, sizes.cards[card], length, layout, precision)
-    long = length in sizes.longest_steps
-    shorter = length // SHORTER
     device = torch.device(sizes.device)
-    if long:
-        _measured(chosen, shorter, device, steps=1)
-    seconds, peak, finite = _measured(chosen, length, device, steps=1 if long else 2)
-    model = chosen.workload.card
-    flops = model.flops_per_token(length) * length
+    chosen = _plan(sizes, sizes.card_named(card), length, layout, precision)
+    long = length >= sizes.longest_step
+    with without_products() if attention != "computed" else nullcontext():
+        if long:
+            _measured(chosen, length // SHORTER, device, steps=1)
+        found = _measured(chosen, length, device, steps=1 if long else STEPS)
+    flops = chosen.workload.card.flops_per_token(length) * length
+    seconds = statistics.median(found["rounds"][1:] or found["rounds"])  # the first compiles
     return {
         "layout": words_of(chosen.workload.layout),
         "seconds": seconds,
-        "warmed_by": shorter if long else length,
         "tokens_per_second": length / seconds,
         "mfu": flops / seconds / (chosen.cluster.gpu.bf16_tflops * 1e12),
-        "peak_bytes": peak,
-        "finite": finite,
         "predicted": {
             "seconds": chosen.time.step,
             # The reserve is what CUDA and NCCL take beside the allocator.
@@ -62,11 +72,13 @@ def step(sizes: Sizes, *, card: str, length: int, layout: str, precision: str) -
             "host_bytes": chosen.memory.host,
         },
         "host_gib": chosen.cluster.host_memory_gib,
+        **found,
     }
 
 
 def _plan(sizes: Sizes, card: ModelCard, length: int, words: str, precision: str) -> Plan:
-    cluster, fp8 = machine(sizes.device), FP8 if precision == "fp8" else Fp8()
+    cluster = machine(sizes.device)
+    fp8 = Fp8() if precision == "bf16" else Fp8(recipe=cast(Fp8Recipe, precision))
     stage = ladder_of(length).stages[0]
     if words == PLANNED:
         layout = best(card, stage, cluster, gpus=1, fp8=fp8).workload.layout
@@ -84,12 +96,11 @@ def _planned(card: ModelCard, length: int, layout: Layout, cluster: Cluster) -> 
     return plan(workload, cluster, kernels=PLAIN if layout.device == "cpu" else FUSED)
 
 
-def _measured(
-    chosen: Plan, length: int, device: torch.device, *, steps: int
-) -> tuple[float, int, bool]:
-    """Return seconds and peak bytes of the last step, and whether weights are finite after it."""
+def _measured(chosen: Plan, length: int, device: torch.device, *, steps: int) -> dict[str, Any]:
+    """Return seconds, losses and gradient norms by step, and the peak bytes of the last one."""
     recipe = pretrain(chosen.workload.card, ladder_of(length), length, chosen.workload.layout)
     on_cuda = device.type == "cuda"
+    found: dict[str, Any] = {"rounds": [], "losses": [], "gradient_norms": []}
     with only_process(device), ExitStack() as around:
         around.callback(_release, on_cuda)
         memory = None if on_cuda else around.enter_context(MemoryByCategory(device))
@@ -102,14 +113,19 @@ def _measured(
             else:
                 memory.restart()
             start = time.perf_counter()
-            whole_step(made)
+            loss, norm = whole_step(made)
             if on_cuda:
                 torch.cuda.synchronize()
-            seconds = time.perf_counter() - start
-        peak = torch.cuda.max_memory_allocated() if memory is None else memory.peak_bytes
+            found["rounds"].append(time.perf_counter() - start)
+            found["losses"].append(float(loss))
+            found["gradient_norms"].append(float(norm))
+        found["peak_bytes"] = (
+            torch.cuda.max_memory_allocated() if memory is None else memory.peak_bytes
+        )
         sums = [float(p.detach().float().sum()) for c in made.model for p in c.parameters()]
+        found["finite"] = all(map(math.isfinite, sums))
         del made
-    return seconds, peak, all(map(math.isfinite, sums))
+    return found
 
 
 def _release(on_cuda: bool) -> None:
@@ -117,3 +133,29 @@ def _release(on_cuda: bool) -> None:
     gc.collect()
     if on_cuda:
         torch.cuda.empty_cache()
+
+
+@contextmanager
+def without_products() -> Iterator[None]:
+    """Have every kernel return tensors of the right shape without computing them."""
+    emptied = {name: replace(kernel, forward=_forward, backward=_backward)
+               for name, kernel in registry.KERNELS.items()}  # fmt: skip
+    registry.kernel_for.cache_clear()
+    try:
+        with patched(registry, "KERNELS", emptied):
+            yield
+    finally:
+        registry.kernel_for.cache_clear()
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, documents: Documents | None
+) -> tuple[Tensor, Tensor]:
+    return torch.zeros_like(q), q.new_zeros(q.shape[:3], dtype=accumulation_dtype(q.dtype))
+
+
+def _backward(
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    causal: bool, documents: Documents | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)

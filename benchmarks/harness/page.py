@@ -3,10 +3,12 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from data.files.whole import write_text
+
+if TYPE_CHECKING:
+    import torch  # takes seconds, and no table needs it
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -36,6 +38,6 @@ def mebibytes(size: float) -> str:
     return f"{size / 2**20:,.2f}"
 
 
-def name_of(dtype: torch.dtype) -> str:
+def name_of(dtype: "torch.dtype") -> str:
     """Return a dtype's name without the package."""
     return str(dtype).removeprefix("torch.")

@@ -15,6 +15,7 @@ import ctypes
 import mmap
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -139,6 +140,18 @@ class HostPool:
                 f"and the machine has {max(0, left) / GIB:.3g} GiB left for it; it would swap: "
                 "offload fewer layers"
             )
+
+    def reserve(self, size: int, count: int) -> None:
+        """Hold at least `count` free buffers of `size` bytes, so that `take` locks no pages later.
+
+        Locking takes a second for some 4 GiB. Raises MemoryError as `take` does.
+        """
+        for buffer, end in [self.take(size) for _ in range(count)]:
+            self.give(buffer, end)
+
+    def sizes(self) -> Counter[int]:
+        """Return how many buffers of each size in bytes were made."""
+        return Counter(buffer.numel() for buffer in self._buffers)
 
     def give(self, buffer: Tensor, end: object) -> None:
         """Take a buffer back; it may be written again after `end`."""

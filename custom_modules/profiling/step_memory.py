@@ -44,8 +44,8 @@ class Training:
     """The model's chunks on this rank, each in Megatron-Core's data parallelism."""
     optimizer: Any
     """As `get_megatron_optimizer` returns it."""
-    step: Callable[[], object]
-    """Forward and backward of one global batch, gradients reduced."""
+    step: Callable[[], Any]
+    """Forward and backward of one global batch, gradients reduced; returns its loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,14 +85,18 @@ def measure(build: Callable[[], Training], device: torch.device) -> Measured:
     )
 
 
-def whole_step(training: Training) -> None:
-    """Run one step: gradients cleared, forward and backward, and the optimizer's step."""
+def whole_step(training: Training) -> tuple[Any, Any]:
+    """Run one step: gradients cleared, forward and backward, and the optimizer's step.
+
+    Returns the loss, as the training's step does, and the norm of the gradients.
+    """
     for chunk in training.model:
         chunk.zero_grad_buffer()
     training.optimizer.zero_grad()
-    training.step()
+    loss = training.step()
     with category("optimizer"):
-        training.optimizer.step()
+        _, norm, _ = training.optimizer.step()
+    return loss, norm
 
 
 def name_state(training: Training) -> None:

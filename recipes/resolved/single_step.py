@@ -60,8 +60,8 @@ def training(recipe: nemo_run.Partial, *, rank: int, local_rank: int) -> Trainin
     module.optim.on_fit_start(parallel.trainer, module)
     optimizer = module.optim.optimizers(parallel)[0].mcore_optimizer
 
-    def step() -> None:
-        parallel.training_step(
+    def step() -> torch.Tensor:
+        return parallel.training_step(
             _batches(recipe),
             seq_length=recipe.data.seq_length,
             micro_batch_size=recipe.data.micro_batch_size,

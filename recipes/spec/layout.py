@@ -72,7 +72,8 @@ class Fp8:
 
     Recipes of Transformer Engine: `delayed` scales a tensor by the largest value of earlier steps,
     `tensorwise` by its own largest value, `blockwise` 128 numbers (weights 128 x 128) at a time
-    (NeMo's subchannel), `mxfp8` 32 numbers at a time, on Blackwell. Untested: no FP8 device yet.
+    (NeMo's subchannel), `mxfp8` 32 numbers at a time, on Blackwell. Of these only
+    `tensorwise` has run on a GPU.
     """
 
     recipe: Fp8Recipe = "none"

@@ -21,7 +21,7 @@ from tests.house.rooms import TREE
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
-NOT_INSTALLED = "not installed: pip install -e '.[bench]'"
+NOT_INSTALLED, CHUNKS = "not installed: pip install -e '.[bench]'", ("", ", chunks of 16")
 
 
 def page_of(module, *arguments, out, status=0, error=""):
@@ -150,13 +150,13 @@ LOSS_RATIOS = ("ours", "over", "extra bytes", "extra resident", "time", "time of
 
 
 def test_the_loss_head_is_measured_with_few_and_many_masked_tokens(loss_head):
-    names = ["ours", "PyTorch", "PyTorch, compiled", "DeepSpeed"]
-    rows = rows_of(loss_head, LOSSES)
+    rows, chunks = rows_of(loss_head, LOSSES), [f"linear_cross_entropy{n}" for n in CHUNKS]
+    names = ["ours", "PyTorch", "PyTorch, compiled", *chunks, "DeepSpeed"]
     assert [row[0] for row in rows] == 2 * names
     assert [row[1] for row in rows if row[0] in names[:2]] == [""] * 4
+    assert all(float(row[2]) < 1e-5 for row in rows if row[0] in chunks)
     claims = [row for row in rows_of(loss_head, LOSS_RATIOS) if row[1] == "PyTorch"]
-    assert len(claims) == 2
-    assert all(float(ratio) > 0 for row in claims for ratio in (row[2], row[4]))
+    assert [float(row[n]) > 0 for row in claims for n in (2, 4)] == [True] * 4
 
 
 def test_the_compiled_loss_runs_where_there_is_a_compiler_and_else_says_so(loss_head):

@@ -123,6 +123,18 @@ def test_a_child_has_no_buffer_of_the_pool_and_leaves_the_parent_s_alone():
     assert all(buffer.eq(7).all() for buffer in pool._buffers)
 
 
+def test_what_is_reserved_is_taken_without_making_more_and_counts_towards_the_cap():
+    pool = HostPool(3 * SIZE, pin=False)
+    held, _ = pool.take(SIZE)
+    pool.reserve(SIZE, 2)
+    assert pool.sizes() == {SIZE: 3}
+    addresses = {pool.take(SIZE)[0].data_ptr() for _ in range(2)}
+    assert len(addresses | {held.data_ptr()}) == 3
+    assert pool.made_bytes == 3 * SIZE
+    with pytest.raises(MemoryError, match="its cap_gib is"):
+        pool.reserve(SIZE, 1)
+
+
 @pytest.mark.parametrize("size", [0, 1, 4097])
 def test_a_buffer_has_the_size_asked_for_and_can_be_written(size):
     buffer = own_pages(size)
