@@ -128,14 +128,17 @@ def _work(given: argparse.Namespace, cases: Sequence[Case]) -> None:
     prepare_process()  # before Megatron-Core is imported
     import torch
 
-    from benchmarks.gpu.guards import Canary, Guard
+    from benchmarks.gpu.guards import LEAST, Canary, Guard
     from benchmarks.gpu.measure import Session, measure
 
     rental = json.loads(given.rental.read_text())
     torch.zeros(1, device=given.device)  # now this process is among those that NVML lists
     session = Session(
         sizes=SIZES[given.device], results=Results(given.out), rental=rental["id"],
-        guard=Guard(torch.device(given.device), Canary(**rental["canary"])),
+        guard=Guard(
+            torch.device(given.device), Canary(**rental["canary"]),
+            least=LEAST if given.device == "cuda" else 0.0,  # figures of a CPU mean nothing
+        ),
         until=given.until, peak=given.peak,
     )  # fmt: skip
     measure([case for case in cases if case.name in given.cases], session)

@@ -185,8 +185,11 @@ def _cut_cross_entropy() -> Loss:
 IN_TORCH = "torch>=2.13"
 LOSS_PEERS: dict[str, tuple[Callable[[], Loss], str]] = {
     PLAIN: (lambda: _plain, ""),
-    "PyTorch's linear_cross_entropy": (_linear_cross_entropy, IN_TORCH),
-    "the same, sums in fp32": (partial(_linear_cross_entropy, acc_policy="balanced"), IN_TORCH),
+    "linear_cross_entropy": (_linear_cross_entropy, IN_TORCH),
+    "linear_cross_entropy, sums in fp32": (
+        partial(_linear_cross_entropy, acc_policy="balanced"),
+        IN_TORCH,
+    ),
     "Liger": (_liger, "liger-kernel"),
     "Liger, sums in fp32": (partial(_liger, accum_dtype=torch.float32), "liger-kernel"),
     "Liger for Hopper": (_liger_hopper, "'liger-kernel[cutedsl]'"),

@@ -318,9 +318,11 @@ def _ranks(of: Figures) -> Iterator[Goal]:
 def _counts(of: Figures) -> Iterator[Goal]:
     for kind, what in (("parity", "parity in float64 over ranks"), ("kernels", "kernels")):
         found = of.one(kind)
-        value = None if found is None else float(len(found.figures["failed"]))
-        passed = "" if found is None else f" ({found.figures['passed']} passed)"
-        yield Goal(what=f"tests of {what} that failed{passed}", bound=0, value=value)
+        passed, failed = 0, 0
+        if found is not None:
+            passed, failed = found.figures["passed"], len(found.figures["failed"])
+        value = float(failed) if passed + failed else None
+        yield Goal(what=f"tests of {what} that failed ({passed} passed)", bound=0, value=value)
     layouts = [
         layout["reason"]
         for one in of.of_kind("ranks")

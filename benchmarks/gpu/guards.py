@@ -208,17 +208,19 @@ class Guard:
         *,
         measure: Callable[[torch.device], Canary] = canary,
         sensors: Sensors | None = None,
+        least: float = LEAST,
         pause: float = PAUSE,
     ) -> None:
         """Take the first canary of the rental, or measure it."""
         self.device, self._measure, self._pause = device, measure, pause
+        self.least = least
         self.sensors = sensors or Sensors(device)
         self.first = first or measure(device)
 
     def before(self) -> tuple[dict[str, float], str]:
         """Return figures of the device before a case, and why it would be disturbed."""
         now = self._measure(self.device)
-        if now.share(self.first) < LEAST:
+        if now.share(self.first) < self.least:
             time.sleep(self._pause)
             now = self._measure(self.device)
         share = now.share(self.first)
@@ -226,7 +228,7 @@ class Guard:
         if self.device.type == "cuda":
             figures["free_gib"] = round(torch.cuda.mem_get_info(self.device)[0] / 2**30, 2)
         slow = f"the canary before it has {share:.2f} of the first one's rate"
-        return figures, slow if share < LEAST else ""
+        return figures, slow if share < self.least else ""
 
     def watch(self) -> Watch:
         """Return what looks at the GPU during a case."""

@@ -249,7 +249,7 @@ def _short(value: Any) -> str:
         return ", ".join(map(_short, value))
     if isinstance(value, dict):
         return ", ".join(f"{name}: {_short(one)}" for name, one in value.items())
-    return str(value)
+    return str(value).encode("unicode_escape").decode()  # a generated text has line ends
 
 
 def _device(of: Figures) -> Iterator[str]:
