@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear_cross_entropy
+from torch.nn.functional import cross_entropy
 
 from benchmarks.harness.machine import facts
 from benchmarks.harness.page import mebibytes, milliseconds, page, table, write
@@ -160,7 +160,7 @@ def contestants(tile: int) -> list[Contestant]:
     found = [Contestant("ours", _ours(tile)), plain, compiled]
     for name, chosen in (("", {}), (f", chunks of {tile:,}", _chunks_of(tile))):
         loss = partial(
-            linear_cross_entropy, ignore_index=IGNORED, reduction="sum",
+            torch.nn.functional.linear_cross_entropy, ignore_index=IGNORED, reduction="sum",
             options=torch.nn.LinearCrossEntropyOptions(**chosen),
         )  # fmt: skip
         found.append(Contestant(f"{IN_CHUNKS}{name}", _of_whole_logits(loss), counted=False))

@@ -333,10 +333,10 @@ def _counts(of: Figures) -> Iterator[Goal]:
         value=float(sum(map(bool, layouts))) if layouts else None,
     )  # fmt: skip
     run = of.one("run")
-    failed = (
+    wrong = (
         [] if run is None else [n for n, part in run.figures["parts"].items() if part["reason"]]
     )
     yield Goal(
-        what=f"parts of the whole run that failed{': ' if failed else ''}{', '.join(failed)}",
-        bound=0, value=None if run is None else float(len(failed)),
+        what=f"parts of the whole run that failed{': ' if wrong else ''}{', '.join(wrong)}",
+        bound=0, value=None if run is None else float(len(wrong)),
     )  # fmt: skip
