@@ -102,10 +102,11 @@ def _machine(given: argparse.Namespace) -> dict[str, Any]:
     from benchmarks.gpu.guards import Sensors, canary, refusal
     from benchmarks.harness.machine import facts
 
+    device = torch.device(given.device)
+    sensors = Sensors(device)  # before this process can be among those that NVML lists
     if given.device == "cuda" and not torch.cuda.is_available():
         return {"fault": NO_GPU}
-    device = torch.device(given.device)
-    fault = refusal(device, Sensors(device))
+    fault = refusal(device, sensors)
     name = facts()["machine"]
     found: dict[str, Any] = {"machine": name, "fault": fault}
     if given.rental.exists():

