@@ -3,7 +3,7 @@
 
     python -m benchmarks.gpu.rental.prepare [--python python3.12] [--only a|b|weights]
 
-Needs a Python 3.12 and a package index; archive b also a C++ compiler, a CUDA 13 toolkit
+Needs a Python 3.12, binutils and a package index; archive b also a C++ compiler, a CUDA 13 toolkit
 (CUDA_HOME) and, the first time, up to an hour of two cores: the extension that is compiled is kept
 in `.kit/kept`. `.pythons/rental_bare` gets torch 2.11 with its CUDA packages and nothing
 else, which takes 6 GB.
@@ -72,6 +72,8 @@ PRUNED = {
     "deepspeed/ops/csrc": "kernels that its tiled functions do not use",
     "fontTools/**/*.so": "the same modules are there in Python",
     "examples": "another project's; this one has a package of that name",
+    "tests": "NeMo's; this project has a package of that name",
+    "scripts": "NeMo's",
     "ledoc_ui/static": "pages of an interface",
     "leptonai/**/*.png": "pictures",
     "matplotlib/mpl-data/fonts/[ap]*": "other formats of fonts",
@@ -174,6 +176,8 @@ def everything_else(bare: Path, folder: Path) -> None:
     for model in (folder / "transformers" / "models").iterdir():
         if model.is_dir() and model.name not in MODELS:
             shutil.rmtree(model)
+    for library in folder.rglob("*.so"):  # symbols for debuggers: half of all machine code
+        _run("strip", "--strip-unneeded", library)
     for name, line in STAND_INS.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(STAND_IN.format(line=line))
@@ -350,7 +354,7 @@ def prove(bare: Path, archives: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="a kit ", dir=KIT) as scratch:
         started = time.monotonic()
         program = Path(__file__).with_name("unpack.py")
-        words = [bare, "-W", "ignore", program, "--to", scratch, *archives]
+        words = [bare, "-W", "ignore", program, "--device", "cpu", "--to", scratch, *archives]
         _run(*words, stdout=subprocess.DEVNULL)
         print(f"unpacked in {time.monotonic() - started:.0f} s: {' '.join(archives)}", flush=True)
         proof = PROOF.format(engine="b" in archives, peers=PEERS_AND_TOOLS, absent=ABSENT)
