@@ -6,6 +6,7 @@ This process must not reach the device, whose memory is measured: only those tha
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -49,6 +50,8 @@ def main() -> None:
 def _run(given: argparse.Namespace, cases: Sequence[Case], *, until: float) -> None:
     from benchmarks.gpu import session
 
+    # The end of the time from outside: without it the worker, a session of its own, would live on.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("error: ended from outside"))
     rental = (given.rental or given.out / RENTAL).resolve()
     chosen = [case for case in cases if given.action in ("all", case.call, case.kind)]
     try:
@@ -61,7 +64,7 @@ def _run(given: argparse.Namespace, cases: Sequence[Case], *, until: float) -> N
             names = {case.name for case in chosen}
             results.forget({n for n, one in there.items() if not one.counts and n in names})
             there = results.read()
-        before = {} if given.device == "cpu" else kept(MEASURED / folder_of(here["machine"]))
+        before = kept(MEASURED / folder_of(here["machine"])) if given.missing else {}
         done = {*there, *(name for name, one in before.items() if one.counts)}
         left = [case for case in chosen if case.name not in done]
         if not left:
@@ -162,6 +165,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1500.0, help="for all of this call")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of the results")
     parser.add_argument("--again", action="store_true", help="run failed and disturbed cases again")
+    parser.add_argument(
+        "--missing", action="store_true", help="leave out what benchmarks/gpu/measured has"
+    )
     parser.add_argument("--rental", type=Path, help="file of the first canary [OUT/rental.json]")
     worker = parser.add_argument_group("of the processes that a list starts")
     worker.add_argument("--cases", nargs="*", default=[])

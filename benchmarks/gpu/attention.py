@@ -284,7 +284,7 @@ def _times(block: Block, device: torch.device) -> tuple[float, float, float]:
     fewest, most = IN_A_ROW
     count = min(most, max(fewest, most * SHORT // block.tokens))
     clock = _Clock(device)
-    block.attend(*leaves)
+    _both(block, leaves)
     clock.mark()
     for _ in range(count):
         block.attend(*leaves)

@@ -199,8 +199,11 @@ LOSS_PEERS: dict[str, tuple[Callable[[], Loss], str]] = {
 """What makes each peer of the loss head, and what brings it."""
 
 
-def loss(sizes: Sizes) -> dict[str, Any]:
-    """Measure LM head and cross-entropy: ours at each tile, and every peer."""
+def loss(sizes: Sizes, *, peers: str = "") -> dict[str, Any]:
+    """Measure LM head and cross-entropy: ours at each tile, and every peer that is installed.
+
+    `peers` only names a later measurement, with peers that the first one did not have.
+    """
     device, card = Device(torch.device(sizes.device)), sizes.card
     where: Where = {"dtype": getattr(torch, sizes.dtype), "device": device.device}
     x = torch.randn(sizes.loss_tokens, card.hidden, **where)

@@ -100,12 +100,12 @@ class Sensors:
 
     def strangers(self) -> set[int]:
         """Return those of them that neither are this one nor were started by it."""
-        children = self._add_children()
         listed = self.processes()
-        children |= self._add_children()
-        if self._hidden and children:
-            return set()
-        return listed - self._mine - self._known
+        if not listed - self._mine - self._known:
+            return set()  # and nothing is looked for, which would cost the host time
+        children = {each.pid for each in psutil.Process().children(recursive=True)}
+        self._mine |= children
+        return set() if self._hidden and children else listed - self._mine - self._known
 
     def clock_and_power(self) -> tuple[float, float] | None:
         """Return MHz of the multiprocessors and watts."""
@@ -116,11 +116,6 @@ class Sensors:
             return float(clock), self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000
         except self._nvml.NVMLError:
             return None
-
-    def _add_children(self) -> set[int]:
-        found = {each.pid for each in psutil.Process().children(recursive=True)}
-        self._mine |= found
-        return found
 
 
 def _first_gpu() -> tuple[ModuleType | None, Any]:
@@ -232,6 +227,7 @@ class Guard:
         share = now.share(self.first)
         figures = {"tflops": round(now.tflops, 2), "gbps": round(now.gbps, 2)}
         if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # of the canary
             figures["free_gib"] = round(torch.cuda.mem_get_info(self.device)[0] / 2**30, 2)
         slow = f"the canary before it has {share:.2f} of the first one's rate"
         return figures, slow if share < self.least else ""

@@ -8,7 +8,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -135,10 +135,13 @@ def deadline(seconds: float) -> Iterator[None]:
     that does not come to one.
     """
 
+    before, overdue = set(psutil.Process().children(recursive=True)), False
+
     def ring(*_: object) -> None:
+        nonlocal overdue
+        overdue = True
         raise Overdue
 
-    before = set(psutil.Process().children(recursive=True))
     previous = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
     try:
@@ -146,5 +149,7 @@ def deadline(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-        for child in set(psutil.Process().children(recursive=True)) - before:
-            child.kill()
+        if overdue:
+            for child in set(psutil.Process().children(recursive=True)) - before:
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()

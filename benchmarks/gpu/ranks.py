@@ -13,6 +13,7 @@ On a CPU ranks join by gloo, models are small, and everything else is the same.
 """
 
 import logging
+import math
 import signal
 import subprocess
 import sys
@@ -178,6 +179,8 @@ def _compared(result: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
         )
         for name in ("losses", "gradient_norms")
     }
+    if not all(map(math.isfinite, [*result["losses"], *result["gradient_norms"]])):
+        return {"away": dict.fromkeys(away, math.inf), "agrees": False}
     agrees = away["losses"] <= LOSS_TOLERANCE and away["gradient_norms"] <= NORM_TOLERANCE
     return {"away": away, "agrees": agrees}
 
@@ -185,6 +188,7 @@ def _compared(result: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
 def quiet() -> None:
     """Leave NeMo's pages of groups out of the log; importing this imports what a rank needs."""
     logging.getLogger("nemo_logger").setLevel(logging.WARNING)
+    torch.compiler.set_stance("force_eager")  # every layout would compile its shapes anew
 
 
 def trained(model: Model, words: str) -> dict[str, Any]:

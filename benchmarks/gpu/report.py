@@ -221,7 +221,8 @@ def _tests(of: Figures) -> Iterator[str]:
         failed = "".join(f"\n* `{name}`: {why}" for name, why in figures["failed"].items())
         yield (
             f"## {title}\n\n{figures['passed']} tests passed, {len(figures['failed'])} failed, "
-            f"{figures['skipped']} skipped, in {figures['seconds']:.0f} s.\n{failed}".rstrip()
+            f"{figures['skipped']} skipped, in {figures['seconds']:.0f} s"
+            f"{'' if figures['complete'] else ', when time ran out'}.\n{failed}".rstrip()
         )
 
 

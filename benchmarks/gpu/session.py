@@ -25,7 +25,7 @@ from benchmarks.gpu.results import Result, Results
 from recipes.planner.timeouts import ALLOCATOR
 
 PAUSE = 0.2
-GRACE = 10.0
+GRACE = 5.0
 """Seconds after its deadline that a case has to end by itself."""
 START_SECONDS = {"cuda": 20.0, "cpu": 5.0}
 """To import Megatron-Core and reach the device."""
@@ -36,6 +36,8 @@ VARIABLES = {
     # Cluster files set it for GPUs before Blackwell; on one GPU 1 and 8 took the same time.
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     "PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR,  # as every training has it
+    # A pool of compilers is killed with a case that is overdue, and later cases would wait for it.
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
 }
 """What CUDA and torch read once; a value that is set already stays."""
 
@@ -110,9 +112,8 @@ def _in_a_process(
         finally:
             if worker.poll() is None:
                 _end(worker)
-    begun = results.under_way()
-    if begun is None and worker.returncode == 0:
-        measured = set(results.read()) - before
+    begun, measured = results.under_way(), set(results.read()) - before
+    if begun is None and (worker.returncode == 0 or measured):  # libraries can fail at the exit
         return [case for case in group if case.name not in measured] if measured else []
     last = " | ".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
     if begun is None:

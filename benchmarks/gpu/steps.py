@@ -47,8 +47,8 @@ def step(
 
     `layout` is words, or the planner's choice; `precision` is bf16 or a recipe of FP8. The step is
     the recipe's, its optimizer's included, on random tokens. With `attention` left out its kernels
-    compute nothing: they take the time and no memory of their own. Raises ValueError if no layout
-    fits.
+    return at once, for the bytes of a step that would take minutes; their workspaces are missing.
+    Raises ValueError if no layout fits.
     """
     logging.getLogger("nemo_logger").setLevel(logging.WARNING)
     device = torch.device(sizes.device)

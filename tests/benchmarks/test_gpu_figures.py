@@ -35,7 +35,7 @@ def test_every_case_has_a_name_of_its_own_and_cards_that_exist(sizes):
 def test_what_never_ran_fits_its_call_and_what_may_run_out_of_memory_comes_last():
     cases = all_cases(ON_GPU)
     starts = session.START_SECONDS["cuda"] + session.PAGE_SECONDS
-    for call, seconds, last in (("first", 290, "stack"), ("second", 430, "run")):
+    for call, seconds, last in (("first", 290, "stack"), ("second", 430, "ranks")):
         some = [case for case in cases if case.call == call]
         alone = [case.alone for case in some]
         assert alone == sorted(alone)
@@ -213,6 +213,31 @@ def test_the_rate_at_a_million_tokens_counts_with_a_small_host_alone():
         found = verdicts(step(host_gib=host))
         (what,) = (name for name in found if "tokens/s" in name)
         assert found[what] == (verdict, 2000.0)
+
+
+def test_the_rate_of_all_layers_is_extrapolated_within_one_rental():
+    steps = [step(card=f"llama32_1b_{n}_layers", seconds=s) for n, s in ((1, 46.0), (2, 90.0))]
+    found = verdicts(*steps)
+    (what,) = (name for name in found if "extrapolated to 16 layers from 1 and 2" in name)
+    assert found[what][1] == pytest.approx(1_048_576 / (46 + 15 * 44))
+    steps[1].rental = "b"
+    assert verdicts(*steps)[what] == ("not compared: a and b are two rentals", None)
+
+
+def test_a_loss_that_is_no_number_misses_its_goal():
+    short = {"length": 32_768, "layout": PLAIN_FP8}
+    nan = step(**short, precision="delayed", losses=[2.0, float("nan")])
+    found = verdicts(step(**short, losses=[2.0, 2.0]), nan)
+    assert found["loss with FP8 delayed: deviation from bf16"][0] == "is missed"
+
+
+def test_tests_that_were_cut_off_decide_nothing_unless_one_failed():
+    for complete, failed, verdict in (
+        (True, {}, "holds"), (False, {}, "not measured"), (False, {"a": "b"}, "is missed"),
+    ):  # fmt: skip
+        counts = {"passed": 3, "failed": failed, "skipped": 0, "complete": complete}
+        what = "tests of parity in float64 over ranks that failed (3 passed)"
+        assert verdicts(result("parity", **counts, seconds=1.0))[what][0] == verdict
 
 
 def test_an_fp8_recipe_is_compared_with_bf16_in_the_same_layout():
