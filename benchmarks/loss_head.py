@@ -40,6 +40,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.harness.machine import facts
 from benchmarks.harness.page import mebibytes, milliseconds, page, table, write
 from benchmarks.harness.peers import deepspeed_tiled_loss
+from benchmarks.harness.rounds import in_turns
 from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.tiling.cross_entropy import tiled_cross_entropy
 
@@ -187,12 +188,10 @@ def measure(problem: Problem, given: Sequence[Contestant], rounds: int) -> None:
         one.resident_bytes = _resident_growth(one, problem)
         if one.counted:
             one.extra_bytes = _extra_bytes(one, problem)
-    for turn in range(rounds):
-        first = turn % max(1, len(able))
-        for one in able[first:] + able[:first]:
-            start = time.perf_counter()
-            one.run(problem)
-            one.seconds.append(time.perf_counter() - start)
+    for one in in_turns(able, rounds):
+        start = time.perf_counter()
+        one.run(problem)
+        one.seconds.append(time.perf_counter() - start)
 
 
 def _check(one: Contestant, problem: Problem, right: Found) -> None:

@@ -48,6 +48,7 @@ from torch.utils.flop_counter import flop_registry
 from benchmarks.harness.machine import facts
 from benchmarks.harness.page import mebibytes, milliseconds, page, table, write
 from benchmarks.harness.peers import deepspeed_tiled_mlp
+from benchmarks.harness.rounds import in_turns
 from custom_modules.memory.recompute import Checkpoint, recomputed
 from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.tiling.mlp import TokenFunction, tiled
@@ -213,12 +214,10 @@ def measure(problem: Problem, given: Sequence[Contestant], rounds: int) -> None:
             one.extra_bytes = _extra_bytes(problem, one.run)
             one.forwards = _flops(problem, one.run) / unit
             one.forwards_in_layer = _flops(problem, one.layer(one.run)) / unit
-    for turn in range(rounds):
-        first = turn % max(1, len(able))
-        for one in able[first:] + able[:first]:
-            start = time.perf_counter()
-            problem.run(one.run)
-            one.seconds.append(time.perf_counter() - start)
+    for one in in_turns(able, rounds):
+        start = time.perf_counter()
+        problem.run(one.run)
+        one.seconds.append(time.perf_counter() - start)
 
 
 def _check(one: Contestant, problem: Problem, right: list[Tensor]) -> None:
@@ -331,12 +330,10 @@ def by_tile(problem: Problem, tiles: Sequence[int], rounds: int) -> str:
     ways: list[tuple[str, Function]] = [(PLAIN, problem.mlp)]
     ways += [(f"{n:,}", _ours(problem.mlp, n)) for n in tiles]
     seconds: dict[str, list[float]] = {name: [] for name, _ in ways}
-    for turn in range(rounds):
-        first = turn % len(ways)
-        for name, function in ways[first:] + ways[:first]:
-            start = time.perf_counter()
-            problem.run(function)
-            seconds[name].append(time.perf_counter() - start)
+    for name, function in in_turns(ways, rounds):
+        start = time.perf_counter()
+        problem.run(function)
+        seconds[name].append(time.perf_counter() - start)
     rows = [
         [
             name, mebibytes(_extra_bytes(problem, function)),

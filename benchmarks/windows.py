@@ -44,6 +44,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.harness.machine import facts
 from benchmarks.harness.page import mebibytes, milliseconds, name_of, page, table, write
 from benchmarks.harness.ranks import on_ranks
+from benchmarks.harness.rounds import in_turns
 from custom_modules.attention.registry import CPU_FLASH
 from custom_modules.context_parallel.attend import Groups, attend
 from custom_modules.context_parallel.halo import windowed_ring_kernel
@@ -163,10 +164,8 @@ def measure(setting: Setting, rounds: int) -> list[Contestant]:
         if one.windowed and not one.reason:
             _compare(one, answer, right, TOLERANCE[setting.dtype])
     able = [one for one in found if not one.reason]
-    for turn in range(rounds):
-        first = turn % max(1, len(able))
-        for one in able[first:] + able[:first]:
-            _time(one, inputs, grad_out)
+    for one in in_turns(able, rounds):
+        _time(one, inputs, grad_out)
     return found
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `run_ranks` and ranks that are kept hand back, and how they fail."""
+"""Results and failures of `run_ranks`, and of ranks that are kept for several functions."""
 
 import os
 import signal

@@ -39,6 +39,7 @@ from benchmarks.gpu.sizes import Sizes
 from benchmarks.harness.loopback import loopback
 from benchmarks.harness.machine import version
 from benchmarks.harness.out_of_memory import out_of_memory
+from benchmarks.harness.rounds import in_turns
 from custom_modules.attention.kernel import AttentionKernel
 from custom_modules.attention.qkv_projection import Projection
 from custom_modules.attention.registry import KERNELS, kernel_for
@@ -240,14 +241,12 @@ def in_turn(given: Sequence[Block], device: torch.device, rounds: int) -> list[F
             one.reason = out_of_memory(raised)
         _free(device)
     able = [pair for pair in pairs if not pair[1].reason]
-    for turn in range(rounds):
-        first = turn % max(1, len(able))
-        for block, one in able[first:] + able[:first]:
-            forward, both, host = _times(block, device)
-            one.forward.append(forward)
-            one.backward.append(both - forward)
-            one.host.append(host)
-            _free(device)
+    for block, one in in_turns(able, rounds):
+        forward, both, host = _times(block, device)
+        one.forward.append(forward)
+        one.backward.append(both - forward)
+        one.host.append(host)
+        _free(device)
     return found
 
 

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks.gpu.cases import CHECKPOINTED, OURS, PLAIN
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.harness.out_of_memory import out_of_memory
+from benchmarks.harness.rounds import in_turns
 from benchmarks.mlp import Mlp
 from custom_modules.profiling.byte_counter import ByteCounter
 from custom_modules.tiling.cross_entropy import tiled_cross_entropy
@@ -117,10 +118,8 @@ def in_turn(blocks: Sequence[Block], device: Device, rounds: int) -> list[Measur
             reasons[block.name] = f"fails: {type(raised).__name__}: {raised}".splitlines()[0]
         device.free()
     able = [block for block in blocks if not reasons[block.name]]
-    for turn in range(rounds):
-        first = turn % max(1, len(able))
-        for block in able[first:] + able[:first]:
-            times[block.name].append(device.seconds(block.run))
+    for block in in_turns(able, rounds):
+        times[block.name].append(device.seconds(block.run))
     return [
         Measured(reason=reasons[block.name])
         if reasons[block.name]
@@ -196,7 +195,7 @@ LOSS_PEERS: dict[str, tuple[Callable[[], Loss], str]] = {
     "QuACK": (_quack, "quack-kernels"),
     "Cut Cross-Entropy": (_cut_cross_entropy, "cut-cross-entropy"),
 }
-"""What makes each peer of the loss head, and what brings it."""
+"""For each peer of the loss head the function that makes it, and the package that has it."""
 
 
 def loss(sizes: Sizes, *, peers: str = "") -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Goal:
     other: bool = True
     """Whether its other condition holds, which `what` names."""
     note: str = ""
-    """Why there is no value."""
+    """The reason for a missing value."""
 
     @property
     def verdict(self) -> str:

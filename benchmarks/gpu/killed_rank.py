@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import psutil
 from benchmarks.gpu.sizes import Device, Sizes
 from benchmarks.harness.kept_ranks import HOST_ID, ON_ONE_GPU
 from benchmarks.harness.machine import TREE
+from benchmarks.harness.processes import children_of, kill
 from benchmarks.reliability.killed_run import write_store
 from recipes.checkpoints.marker import newest_checkpoint, steps_taken
 
@@ -131,9 +131,7 @@ class _Agents:
     def __exit__(self, *_: object) -> None:
         for agent in self._agents:
             if agent.poll() is None:
-                for process in psutil.Process(agent.pid).children(recursive=True):
-                    with suppress(psutil.NoSuchProcess):
-                        process.kill()
+                kill(children_of(agent.pid))
                 agent.kill()
                 agent.wait()
 

@@ -4,16 +4,16 @@
 import gc
 import inspect
 import json
+import os
 import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import psutil
 import torch
 
 from benchmarks.gpu import attention, blocks, killed_rank, ranks, stacked, steps, whole_run
@@ -23,6 +23,7 @@ from benchmarks.gpu.results import Result, Results
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.harness.machine import facts
 from benchmarks.harness.out_of_memory import OUT_OF_MEMORY, out_of_memory
+from benchmarks.harness.processes import children_of, kill
 
 PACKAGES = (
     "megatron-core", "nemo-toolkit", "triton", "flash-attn", "flash-attn-4", "transformer-engine",
@@ -134,8 +135,7 @@ def deadline(seconds: float) -> Iterator[None]:
     Python sees the signal between two of its own steps; `benchmarks.gpu.session` ends a process
     that does not come to one.
     """
-
-    before, overdue = set(psutil.Process().children(recursive=True)), False
+    before, overdue = children_of(os.getpid()), False
 
     def ring(*_: object) -> None:
         nonlocal overdue
@@ -150,6 +150,4 @@ def deadline(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
         if overdue:
-            for child in set(psutil.Process().children(recursive=True)) - before:
-                with suppress(psutil.NoSuchProcess):
-                    child.kill()
+            kill(children_of(os.getpid()) - before)

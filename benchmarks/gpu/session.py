@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases in processes of their own, within the seconds given; a later session goes on.
+"""Cases in processes of their own, within the seconds given; a later session resumes.
 
 Neighbouring cases share a process, since its imports take as long as a case; one that may run out
 of memory has its own. A process that dies, or does not heed the deadline of its case, costs that
@@ -13,15 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.results import Result, Results
+from benchmarks.harness.processes import children_of, kill
 from recipes.planner.timeouts import ALLOCATOR
 
 PAUSE = 0.2
@@ -39,7 +37,7 @@ VARIABLES = {
     # A pool of compilers is killed with a case that is overdue, and later cases would wait for it.
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
 }
-"""What CUDA and torch read once; a value that is set already stays."""
+"""Variables that CUDA and torch read once; a value that is set already stays."""
 
 
 def facts_of_machine(device: str, rental: Path) -> dict[str, Any]:
@@ -149,9 +147,6 @@ def _watched(worker: "subprocess.Popen[bytes]", results: Results) -> str:
 
 def _end(worker: "subprocess.Popen[bytes]") -> None:
     """Kill a worker and all it has started, in whatever process group that is."""
-    with suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(worker.pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
+    kill(children_of(worker.pid))
     os.killpg(worker.pid, signal.SIGKILL)
     worker.wait()

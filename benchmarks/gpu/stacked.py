@@ -10,6 +10,7 @@ from benchmarks.gpu.blocks import NOT_INSTALLED
 from benchmarks.gpu.cases import ALST, NOTHING_AWAY, OURS
 from benchmarks.gpu.sizes import Sizes, layered
 from benchmarks.harness.machine import version
+from benchmarks.harness.rounds import in_turns
 from benchmarks.stacks import Found, Shape, Stack, one_rank, step
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from custom_modules.memory.pinned_pool import host_memory_left
@@ -89,13 +90,11 @@ def stack(sizes: Sizes, *, group: str, length: int) -> dict[str, Any]:
             if long and not found[way].reason:
                 rounds[way].append(found[way].seconds)
         able = [way for way in rounds if not found[way].reason]
-        for turn in range(0 if long else sizes.rounds):
-            first = turn % max(1, len(able))
-            for way in able[first:] + able[:first]:
-                again = run(way, keep_cache=True)
-                if again.reason:
-                    raise RuntimeError(again.reason)
-                rounds[way].append(again.seconds)
+        for way in in_turns(able, 0 if long else sizes.rounds):
+            again = run(way, keep_cache=True)
+            if again.reason:
+                raise RuntimeError(again.reason)
+            rounds[way].append(again.seconds)
     return {
         "flops": shape.model_flops(length),
         "layers": shape.layers,

@@ -20,14 +20,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
-
 from benchmarks.gpu.sizes import Device, Sizes
+from benchmarks.harness.processes import children_of, kill
 from custom_modules.memory.pinned_pool import host_memory_left
 from data.readers import library_files
 from data.store import Manifest
@@ -289,9 +287,7 @@ class _WholeRun:
 def _kill(process: "subprocess.Popen[bytes]") -> None:
     """Kill a command, if it still runs, with all processes that it started."""
     if process.poll() is None:
-        with suppress(psutil.NoSuchProcess):
-            for below in psutil.Process(process.pid).children(recursive=True):
-                below.kill()
+        kill(children_of(process.pid))
         process.kill()
 
 

@@ -12,8 +12,9 @@ kernels' own workspaces not (`custom_modules.profiling.byte_counter`).
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from custom_modules.profiling.byte_counter import ByteCounter
 
+T = TypeVar("T")
 TOLERANCE = 1e-4
 """Of the largest value, in fp32: sums of its rounding over a long sequence."""
 
@@ -110,13 +112,18 @@ def measure(
     able = [pair for pair in zip(contestants, results, strict=True) if not pair[1].reason]
     for contestant, result in able:
         result.peak_bytes = int(_largest([_peak_bytes(problem, contestant)], group)[0])
-    for turn in range(rounds):
-        first = turn % max(1, len(able))
-        for contestant, result in able[first:] + able[:first]:
-            forward, backward = _largest(_seconds(problem, contestant, group), group)
-            result.forward.append(forward)
-            result.backward.append(backward)
+    for contestant, result in in_turns(able, rounds):
+        forward, backward = _largest(_seconds(problem, contestant, group), group)
+        result.forward.append(forward)
+        result.backward.append(backward)
     return results
+
+
+def in_turns(items: Sequence[T], rounds: int) -> Iterator[T]:
+    """Yield all items in each round; the first of a round is the last of the next."""
+    for turn in range(rounds):
+        first = turn % max(1, len(items))
+        yield from (*items[first:], *items[:first])
 
 
 def _checked(problem: Problem, contestant: Contestant, group: dist.ProcessGroup) -> Result:

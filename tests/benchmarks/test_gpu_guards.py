@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What marks a case as disturbed, ends one that takes too long, and refuses a GPU in use."""
+"""Disturbed cases are marked, overdue ones are ended, and a GPU in use is refused."""
 
 import os
 import subprocess

@@ -39,14 +39,14 @@ GROWTH = MIB
 ARCHITECTURE = 90
 ENGINE = "2.9.0"
 IMPORTED_BY_ENGINE = ("onnxscript==0.7.2", "onnx-ir==1.1.0")
-"""What Transformer Engine imports and archive a does not have."""
+"""Packages that Transformer Engine imports and archive a does not have."""
 TORCH = "torch==2.11.0"
 BUILD = ("setuptools<81", "wheel", "ninja", "pybind11", "packaging", "py-cpuinfo")
 PEERS = (
     "liger-kernel==0.8.5", "cut-cross-entropy==25.1.1", "deepspeed==0.19.8", "hjson==3.1.0",
     "py-cpuinfo==9.0.0",
 )  # fmt: skip
-"""What the lock does not have."""
+"""Packages that the lock does not have."""
 CALLS = {"first": ("a",), "keep": (), "second": ("b",), "third": ()}
 """Archives that a call carries, besides parts of the weights."""
 
