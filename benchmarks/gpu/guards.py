@@ -76,7 +76,7 @@ class Sensors:
 
     In a container NVML can list the numbers that processes have on the host, where this process
     has another one. Then what was listed at first counts as known, and a newcomer as a stranger
-    unless this process has children, which it might be.
+    unless this process has started a child since, which it might be.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -87,6 +87,7 @@ class Sensors:
         listed = self.processes()
         self._hidden = bool(listed) and os.getpid() not in listed
         self._known = listed if self._hidden else set()
+        self._before = _children() if self._hidden else set()
 
     def processes(self) -> set[int]:
         """Return the processes that compute on the GPU."""
@@ -103,9 +104,11 @@ class Sensors:
         listed = self.processes()
         if not listed - self._mine - self._known:
             return set()  # and nothing is looked for, which would cost the host time
-        children = {each.pid for each in psutil.Process().children(recursive=True)}
+        children = _children()
         self._mine |= children
-        return set() if self._hidden and children else listed - self._mine - self._known
+        if self._hidden and children - self._before:
+            return set()
+        return listed - self._mine - self._known
 
     def clock_and_power(self) -> tuple[float, float] | None:
         """Return MHz of the multiprocessors and watts."""
@@ -116,6 +119,11 @@ class Sensors:
             return float(clock), self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000
         except self._nvml.NVMLError:
             return None
+
+
+def _children() -> set[int]:
+    """Return the processes that this one has started, and those that they have."""
+    return {each.pid for each in psutil.Process().children(recursive=True)}
 
 
 def _first_gpu() -> tuple[ModuleType | None, Any]:

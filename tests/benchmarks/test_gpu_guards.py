@@ -138,13 +138,15 @@ def test_a_gpu_that_does_not_tell_is_measured_without_sensors(nvml, monkeypatch)
 
 def test_in_a_container_that_hides_our_number_a_newcomer_is_still_seen(nvml):
     nvml.processes = {70_001}  # this process, as the host numbers it
-    sensors = Sensors(torch.device("cuda"))
-    assert sensors.strangers() == set()
-    nvml.processes.add(70_002)
-    assert sensors.strangers() == {70_002}
-    with subprocess.Popen(["sleep", "60"]) as child:
-        assert sensors.strangers() == set()  # it may be the child
-        child.kill()
+    with subprocess.Popen(["sleep", "60"]) as earlier:
+        sensors = Sensors(torch.device("cuda"))
+        assert sensors.strangers() == set()
+        nvml.processes.add(70_002)
+        assert sensors.strangers() == {70_002}
+        with subprocess.Popen(["sleep", "60"]) as child:
+            assert sensors.strangers() == set()  # it may be the child
+            child.kill()
+        earlier.kill()
 
 
 def test_a_gpu_in_use_is_refused_in_a_sentence(nvml, monkeypatch):
