@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import logging
+import signal
 import sysconfig
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,14 +17,16 @@ from longhaul.terminal.messages import set_verbosity
 from tests import ranks, suite_time, warm_start
 from tests.ranks import one_rank
 
-CLOCK = suite_time.Clock()
+METER = suite_time.Meter()
+OF_WORKERS: list[float] = []
+"""CPU seconds of the worker processes that have ended."""
 PYTEST = "_pytest.logging"
 """Module of the handlers by which pytest captures log lines."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add what the Makefile says of the suite's time."""
-    parser.addoption("--budget-minutes", type=float, help="Report the total against this budget.")
+    parser.addoption("--budget-minutes", type=float, help="Report CPU time against this budget.")
     parser.addoption("--write-durations", action="store_true", help="Rewrite tests/durations.json.")
     parser.addoption("--nightly", action="store_true", help="Run further cases of each test too.")
     parser.addoption(
@@ -38,6 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let processes that import NeMo be forked; workers inherit what the first process sets."""
+    # A shell has background jobs (nohup make test &) ignore Ctrl-C, and what they start does too:
+    # a test that interrupts a command would wait in vain. A signal with a handler is not inherited.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     prepare_process()  # tests import Megatron-Core without a command
     device = config.getoption("--device")
     if device == "cuda" and not torch.cuda.is_available():
@@ -77,16 +85,46 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> suite_time.S
     return suite_time.Scheduling(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    """Count what a test computes from its beginning."""
+    METER.lap()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[pytest.TestReport]:
+    """Give the report of a test's setup, call or teardown the CPU seconds that it took."""
+    report = yield
+    report.cpu = METER.lap()
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the first process what this worker computed."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["cpu"] = METER.total()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take up what a worker computed; one that crashed could not tell."""
+    OF_WORKERS.append(getattr(node, "workeroutput", {}).get("cpu", 0.0))
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print the slowest files and the total against the budget; rewrite the record if asked."""
+    """Print the CPU time by file and in all against the budget; rewrite the record if asked."""
     minutes = config.getoption("--budget-minutes")
     if minutes is None and not config.getoption("--write-durations"):
         return
     reports = [report for of in terminalreporter.stats.values() for report in of]
-    seconds, recorded = suite_time.by_file(reports), suite_time.read()
-    terminalreporter.section("time by file")
+    forked = warm_start.computed()
+    seconds, recorded = suite_time.by_file(reports, forked), suite_time.read()
+    own = time.process_time() if OF_WORKERS else METER.total()
+    total = own + sum(OF_WORKERS) + sum(took for _, took in forked)
+    terminalreporter.section("CPU time by file")
     budget = None if minutes is None else minutes * 60
-    for line in suite_time.page(seconds, recorded, CLOCK.seconds(), budget):
+    for line in suite_time.page(seconds, recorded, total, budget):
         terminalreporter.write_line(line)
     if config.getoption("--write-durations"):
         suite_time.write(seconds)

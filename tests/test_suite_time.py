@@ -2,6 +2,9 @@
 """The report of the suite's time, and the order of its files."""
 
 import re
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 from tests import suite_time
@@ -14,27 +17,39 @@ def test_a_total_within_the_budget_is_said_with_the_slowest_files():
     lines = suite_time.page(SECONDS, {}, total=600, budget=1500)
     assert lines == [
         "   700 s  tests/b.py", "   300 s  tests/a.py", "     2 s  tests/c.py",
-        "10.0 min in all, of a budget of 25 min",
+        "10.0 min of CPU in all, of a budget of 25 min",
     ]  # fmt: skip
 
 
-def test_an_overrun_names_the_files_that_took_longer_than_recorded():
+def test_an_overrun_names_the_files_that_took_more_than_recorded():
     recorded = {"tests/b.py": 710.0, "tests/a.py": 100.0}
     last = suite_time.page(SECONDS, recorded, total=1800, budget=1500)[-1]
     assert last == (
-        "30.0 min in all: 5.0 min over the budget of 25 min; longer than recorded: "
+        "30.0 min of CPU in all: 5.0 min over the budget of 25 min; more than recorded: "
         "tests/a.py 300 s (100), tests/c.py 2 s (0)"
     )
 
 
-def test_a_file_s_seconds_are_those_of_all_its_tests_with_their_setups():
+def test_a_file_s_seconds_are_those_of_all_its_tests_with_their_setups_and_forked_processes():
     reports = [
-        SimpleNamespace(nodeid="tests/a.py::one", duration=1.0),
-        SimpleNamespace(nodeid="tests/b.py::two[x::y]", duration=5.0),
-        SimpleNamespace(nodeid="tests/a.py::one", duration=2.5),
+        SimpleNamespace(nodeid="tests/a.py::one", cpu=1.0),
+        SimpleNamespace(nodeid="tests/b.py::two[x::y]", cpu=5.0),
+        SimpleNamespace(nodeid="tests/a.py::one", cpu=2.5),
         SimpleNamespace(nodeid="tests/a.py"),
     ]
-    assert suite_time.by_file(reports) == {"tests/b.py": 5.0, "tests/a.py": 3.5}
+    forked = [("tests/a.py::one (call)", 4.0), ("", 0.5)]
+    assert suite_time.by_file(reports, forked) == {
+        "tests/a.py": 7.5, "tests/b.py": 5.0, suite_time.OF_NO_TEST: 0.5,
+    }  # fmt: skip
+
+
+def test_a_meter_counts_what_this_process_and_those_it_waited_for_computed():
+    busy = "import time\nwhile time.process_time() < 0.5: pass"
+    meter = suite_time.Meter()
+    time.sleep(0.3)
+    assert meter.lap() < 0.2
+    subprocess.run([sys.executable, "-S", "-c", busy], check=True)
+    assert meter.lap() > 0.4
 
 
 def test_the_longest_begin_and_slow_files_without_a_record_come_before_quick_ones():

@@ -22,6 +22,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 import types
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,8 @@ from pathlib import Path
 OURS = {"longhaul", "recipes", "custom_modules", "data", "slurm", "eval", "tests", "benchmarks"}
 PIECE = 1 << 16
 PR_SET_PDEATHSIG = 1
+CPU = "cpu"
+"""As `tests.warm_start.CPU`; this process imports nothing of the tree's."""
 CLIENTS, BETWEEN = 600, 700
 """Descriptors below the first are clients'; above the second they are on their way to one."""
 FORKED_THREADS = {"jemalloc_bg_thd"}
@@ -125,7 +128,9 @@ class Server:
             kill = os.killpg if "SLURM_STEP_ID" in request["environment"] else os.kill
             with suppress(ProcessLookupError):
                 kill(process, signal.SIGKILL)
-        _, status = os.waitpid(process, 0)
+        _, status, usage = os.wait4(process, 0)
+        test = request["environment"].get("PYTEST_CURRENT_TEST", "")
+        _account(self._folder, test, usage.ru_utime + usage.ru_stime)
         self._selector.unregister(ended)
         self._selector.unregister(connection)
         self._place(request).unlink(missing_ok=True)
@@ -139,6 +144,12 @@ class Server:
         for process in list(self._running):
             self._end(process, killed=True)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _account(folder: Path, test: str, seconds: float) -> None:
+    """Record what a process computed, with what it waited for, under the test it ran for."""
+    with suppress(OSError), (folder / CPU).open("a") as file:  # the owner may have ended
+        file.write(f"{seconds:.2f} {test}\n")
 
 
 def _die_with(server: int) -> None:
@@ -283,6 +294,7 @@ def main() -> None:
         os.close(descriptor)
     if ours := OURS & set(sys.modules):
         raise RuntimeError(f"{sorted(ours)} would be this server's in every process, not its own")
+    _account(folder, "", time.process_time())
     gc.collect()
     gc.freeze()  # a collection in a forked process does not copy the libraries' pages
     forked = Server(folder, listener).serve()

@@ -11,6 +11,7 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -118,6 +119,7 @@ def _string(node: ast.AST) -> str:
     return HOLE
 
 
+@cache
 def told() -> list[Told]:
     """Return every command of the pages and of the source, each once."""
     found: dict[Told, None] = {}
@@ -186,22 +188,19 @@ def _not_parsed(command: Any, words: list[str], to_type: bool) -> str:
     return ""
 
 
-TOLD = told()
-
-
 def test_commands_are_found_in_pages_and_in_the_source():
-    places = {one.place for one in TOLD}
+    places = {one.place for one in told()}
     assert {"README.md", "docs/guide.md", "docs/dgx_cluster.md", "docs/slurm.md"} <= places
     assert {"longhaul/commands/ladders.py", "recipes/shipped/rotation.py"} <= places
     assert {"recipes/ladders/template.yaml", "slurm/clusters/template.yaml"} <= places
-    assert {one.words[0] for one in TOLD} >= set(COMMANDS)
+    assert {one.words[0] for one in told()} >= set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "-"])
 def test_every_command_of_a_text_can_be_typed(name):
     chosen = [
         one
-        for one in TOLD
+        for one in told()
         if one.words[0] == name or (name == "-" and one.words[0] not in COMMANDS)
     ]
     assert chosen
