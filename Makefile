@@ -8,6 +8,9 @@ ifeq ($(origin PYTHON),undefined)
         $$py -c '$(ADMITTED)' 2>/dev/null && echo $$py && break; done),python3)
 endif
 
+# Tests start a thousand processes, and each would compile the tree again.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 PY := $(VENV)/bin/python
 # Debian 12 brings pip 23.0.1, which resolves the lock in 56 s of CPU where 26.3 takes 22.
@@ -25,11 +28,13 @@ CONSTRAINTS := $(wildcard $(LOCK))
 INSTALLED := $(VENV)/.installed
 INSTALLING := $(VENV)/.installing
 
-.PHONY: help demo gpu gpu-check real test nightly test-pythons test-megatron test-transformers-5 bridge durations rehearsals lint docs golden lock audit sbom clean
+.PHONY: help install demo gpu gpu-check real test nightly test-pythons test-megatron test-transformers-5 bridge durations rehearsals lint docs golden lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 20
+
+install: $(INSTALLED)  ## install into .venv; every target that needs it does so by itself
 
 demo: $(INSTALLED)  ## train the tiny ladder on this machine, evaluate it and write its report
 	@$(VENV)/bin/longhaul run --ladder tiny --executor local --out runs/tiny
@@ -149,7 +154,8 @@ clean:  ## remove what builds and tests leave behind; keep the environment, stor
 
 # The stamp is written last. INSTALLING marks an environment whose first install has not ended; the next
 # one begins anew, since pip takes a package for installed when its metadata is there, whatever else is missing.
-# pip compiles on one core, compileall on all; files that are not valid Python 3 make it return 1.
+# pip would compile before it ends, on one core; this does on all, after the end, and yields to what runs. A module
+# that is imported before its turn is compiled then.
 $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	@if [ -e $(INSTALLING) ] || ! [ -x $(VENV)/bin/pip ]; then \
 	    "$(PYTHON)" -c '$(ADMITTED)' || { \
@@ -164,12 +170,11 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	    { $(PIP) install --upgrade '$(PIP_RELEASE)' || \
 	        echo "pip could not be brought up to date ($(PIP_RELEASE)); going on with the one of $(PYTHON)." >&2; } || exit 1; \
 	else echo "Bringing $(VENV) up to date with pyproject.toml ..."; fi
-	@echo "1 of 3: $(TORCH)"
+	@echo "1 of 2: $(TORCH)"
 	@$(PIP) install --no-compile $(CONSTRAINTS:%=-c %) $(TORCH)
-	@echo "2 of 3: NeMo, Megatron-Core and the other packages"
+	@echo "2 of 2: NeMo, Megatron-Core and the other packages"
 	@$(PIP) install --no-compile $(CONSTRAINTS:%=-c %) -e '.[dev]'
-	@echo "3 of 3: compiling them on all cores"
-	@$(PY) -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
+	@nohup nice -n 19 $(PY) -W ignore -m compileall -qq -j 0 $(VENV)/lib >/dev/null 2>&1 </dev/null &
 	@rm -f $(INSTALLING)
 	@touch $@
 	@echo "Installed: $(VENV)/bin/longhaul, or longhaul after: source $(VENV)/bin/activate"
