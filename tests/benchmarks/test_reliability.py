@@ -14,6 +14,7 @@ from tests.benchmarks.test_benchmarks_run import page_of, rows_of
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # tests/runs has kills (test_resume) and failed saves (test_failed_saves)
 @pytest.mark.timeout(1800)  # seven starts of two ranks
 def test_a_stage_that_is_killed_in_saves_and_at_its_start_ends_with_the_same_losses(tmp_path):
     size = ["--kills", "3", "--steps", "27", "--grace", "20"]
@@ -37,6 +38,7 @@ def test_damages_of_each_kind_of_file_are_refused_by_name(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # tests/runs/test_layouts has these and more
 def test_a_stage_has_the_same_losses_under_another_layout(tmp_path):
     size = ["--steps", "6", "--layouts", "CP 2", "PP 2"]
     page = page_of("reliability.layouts", *size, out=tmp_path / "page.md")
