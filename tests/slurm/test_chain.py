@@ -20,6 +20,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 TASKS = Path(__file__).parents[1] / "eval" / "harness" / "tasks"
 LONG = 900
 """Seconds that a chain may take on two busy cores."""
+STEPS = 8
+"""Steps of each stage of the whole chain: one is told to stop after its second and has to hear it
+before its last."""
 ENDLESS = 100_000
 """Steps of a stage that no machine takes before the chain is cancelled, and an index holds."""
 
@@ -100,8 +103,8 @@ def whole(slurm, store, tmp_path_factory):
     Its clone, run folder and scripts have blanks and an umlaut in their paths.
     """
     folder = tmp_path_factory.mktemp("the chain of Jürgen")
-    chain = Chain(slurm, folder, "--export", str(folder / "exported"), steps=12, store=store)
-    chain.until_step("tiny_2k", 4)
+    chain = Chain(slurm, folder, "--export", str(folder / "exported"), steps=STEPS, store=store)
+    chain.until_step("tiny_2k", 2)
     slurm.signal(chain.number("tiny_2k"), "TERM")
     chain.wait("export", timeout_seconds=2 * LONG)
     return chain
@@ -143,7 +146,7 @@ def test_a_stage_that_was_told_to_stop_ends_as_one_that_was_not(whole, slurm, tm
     )  # fmt: skip
     alone = [json.loads(line) for line in (config.parent / "metrics.jsonl").open()]
     stopped = whole.steps("tiny_2k")
-    assert [one["step"] for one in stopped] == list(range(1, 13))
+    assert [one["step"] for one in stopped] == list(range(1, STEPS + 1))
     assert [one["samples"] for one in stopped] == [one["samples"] for one in alone]
     assert [one["loss"] for one in stopped] == [one["loss"] for one in alone]
 
