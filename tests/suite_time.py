@@ -24,7 +24,6 @@ from xdist.scheduler import LoadFileScheduling
 RECORD = Path(__file__).parent / "durations.json"
 RECORDED_SECONDS = 5
 SHOWN = 25
-OF_NO_TEST = "tests/warm_start (imports)"
 SLURM = "tests/slurm (the real Slurm)"
 NEED_SLURM = frozenset(
     f"tests/slurm/test_{name}.py"
@@ -113,17 +112,13 @@ def by_file(reports: Iterable[Any], forked: Iterable[tuple[str, float]]) -> dict
         if hasattr(report, "cpu"):
             seconds[file_of(report.nodeid)] += report.cpu
     for test, took in forked:
-        seconds[file_of(test) or OF_NO_TEST] += took
+        seconds[file_of(test)] += took
     return dict(sorted(seconds.items(), key=lambda pair: -pair[1]))
 
 
 def write(seconds: dict[str, float]) -> None:
     """Record the seconds of files that take long."""
-    kept = {
-        file: round(took)
-        for file, took in seconds.items()
-        if took >= RECORDED_SECONDS and file != OF_NO_TEST
-    }
+    kept = {file: round(took) for file, took in seconds.items() if took >= RECORDED_SECONDS}
     RECORD.write_text(json.dumps(kept, indent=1) + "\n")
 
 

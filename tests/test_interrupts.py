@@ -12,7 +12,8 @@ WAITS = "import time; print('waits', flush=True); time.sleep(60)"
 
 
 def test_a_process_that_a_test_starts_can_be_interrupted():
-    with subprocess.Popen([sys.executable, "-c", WAITS], stdout=-1, stderr=-1) as waiting:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", WAITS], **pipes) as waiting:
         assert waiting.stdout.readline() == b"waits\n"
         waiting.send_signal(signal.SIGINT)
         assert waiting.wait(30) == -signal.SIGINT

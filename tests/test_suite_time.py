@@ -37,9 +37,9 @@ def test_a_file_s_seconds_are_those_of_all_its_tests_with_their_setups_and_forke
         SimpleNamespace(nodeid="tests/a.py::one", cpu=2.5),
         SimpleNamespace(nodeid="tests/a.py"),
     ]
-    forked = [("tests/a.py::one (call)", 4.0), ("", 0.5)]
+    forked = [("tests/a.py::one (call)", 4.0), ("tests/warm_start/server.py", 0.5)]
     assert suite_time.by_file(reports, forked) == {
-        "tests/a.py": 7.5, "tests/b.py": 5.0, suite_time.OF_NO_TEST: 0.5,
+        "tests/a.py": 7.5, "tests/b.py": 5.0, "tests/warm_start/server.py": 0.5,
     }  # fmt: skip
 
 

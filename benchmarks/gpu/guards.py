@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-import psutil
 import torch
+
+from benchmarks.harness.processes import children_of
 
 LEAST = 0.9
 """Share of the first canary's rates below which a case is disturbed."""
@@ -123,7 +124,7 @@ class Sensors:
 
 def _children() -> set[int]:
     """Return the processes that this one has started, and those that they have."""
-    return {each.pid for each in psutil.Process().children(recursive=True)}
+    return {each.pid for each in children_of(os.getpid())}
 
 
 def _first_gpu() -> tuple[ModuleType | None, Any]:

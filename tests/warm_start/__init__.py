@@ -10,8 +10,6 @@ from pathlib import Path
 
 HOOK = Path(__file__).resolve().parent / "hook"
 FOLDER = "LONGHAUL_WARM_START"
-CPU = "cpu"
-"""File in that folder: a line for each process that has ended, its CPU seconds and its test."""
 MODULES = (
     "nemo.collections.llm", "nemo.lightning.pytorch.callbacks", "nemo_run",
     "megatron.core.models.gpt", "megatron.core.optimizer",
@@ -50,10 +48,10 @@ def tear_down() -> None:
 def computed() -> list[tuple[str, float]]:
     """Return tests with the CPU seconds of a process that was forked for them and has ended.
 
-    The server's own imports are those of a test without a name.
+    The server's own imports stand under the name of its file.
     """
     try:
-        lines = Path(os.environ.get(FOLDER, "/nonexistent"), CPU).read_text().splitlines()
+        lines = Path(os.environ.get(FOLDER, "/nonexistent"), "cpu").read_text().splitlines()
     except OSError:  # no test needed the server
         return []
     return [(test, float(seconds)) for seconds, _, test in (line.partition(" ") for line in lines)]

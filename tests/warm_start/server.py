@@ -30,8 +30,8 @@ from pathlib import Path
 OURS = {"longhaul", "recipes", "custom_modules", "data", "slurm", "eval", "tests", "benchmarks"}
 PIECE = 1 << 16
 PR_SET_PDEATHSIG = 1
-CPU = "cpu"
-"""As `tests.warm_start.CPU`; this process imports nothing of the tree's."""
+OWN = "tests/warm_start/server.py"
+"""In the place of a test: what this process computes for all."""
 CLIENTS, BETWEEN = 600, 700
 """Descriptors below the first are clients'; above the second they are on their way to one."""
 FORKED_THREADS = {"jemalloc_bg_thd"}
@@ -129,7 +129,7 @@ class Server:
             with suppress(ProcessLookupError):
                 kill(process, signal.SIGKILL)
         _, status, usage = os.wait4(process, 0)
-        test = request["environment"].get("PYTEST_CURRENT_TEST", "")
+        test = request["environment"].get("PYTEST_CURRENT_TEST", OWN)
         _account(self._folder, test, usage.ru_utime + usage.ru_stime)
         self._selector.unregister(ended)
         self._selector.unregister(connection)
@@ -148,7 +148,7 @@ class Server:
 
 def _account(folder: Path, test: str, seconds: float) -> None:
     """Record what a process computed, with what it waited for, under the test it ran for."""
-    with suppress(OSError), (folder / CPU).open("a") as file:  # the owner may have ended
+    with suppress(OSError), (folder / "cpu").open("a") as file:  # the owner may have ended
         file.write(f"{seconds:.2f} {test}\n")
 
 
@@ -294,7 +294,7 @@ def main() -> None:
         os.close(descriptor)
     if ours := OURS & set(sys.modules):
         raise RuntimeError(f"{sorted(ours)} would be this server's in every process, not its own")
-    _account(folder, "", time.process_time())
+    _account(folder, OWN, time.process_time())
     gc.collect()
     gc.freeze()  # a collection in a forked process does not copy the libraries' pages
     forked = Server(folder, listener).serve()
