@@ -17,6 +17,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -163,11 +164,19 @@ def _of_python(path: Path) -> Ladder:
     return ladders[0]
 
 
+class _LeavesNothing(SourceFileLoader):
+    """Imports a file without a `__pycache__` beside it: the folder is its author's."""
+
+    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
+        """Keep no bytecode."""
+
+
 @cache
 def _run(path: Path, _: int) -> tuple[Ladder, ...]:
     """Run a Python file, once per version of it, and return its ladders; it prints to stderr."""
     name = f"ladder_file_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    loader = _LeavesNothing(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} cannot be imported as Python")
     module = importlib.util.module_from_spec(spec)
