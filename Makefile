@@ -19,6 +19,8 @@ PIP := $(PY) -m pip --quiet --quiet --disable-pip-version-check --no-input
 WORKERS ?= 3
 TEST_OPTIONS = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 BUDGET_MINUTES = $(if $(ONLY),6,25)
+# PyTorch without CUDA, which no other index has. 1 alone: some systems set CPU to the processor's name.
+CPU_BUILD := $(if $(filter 1,$(CPU)),--extra-index-url https://download.pytorch.org/whl/cpu)
 TORCH := $(shell sed -nE 's/^ *"(torch==[^"]+)".*/\1/p' pyproject.toml)
 PYTAG := $(shell for py in "$(PY)" "$(PYTHON)"; do \
     "$$py" -c 'import sys; print("py%d%d" % sys.version_info[:2])' 2>/dev/null && break; done)
@@ -34,7 +36,7 @@ INSTALLING := $(VENV)/.installing
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 20
 
-install: $(INSTALLED)  ## install into .venv; every target that needs it does so by itself
+install: $(INSTALLED)  ## install into .venv, as every target does that needs it; CPU=1 for PyTorch without CUDA
 
 demo: $(INSTALLED)  ## train the tiny ladder on this machine, evaluate it and write its report
 	@$(VENV)/bin/longhaul run --ladder tiny --executor local --out runs/tiny
@@ -171,7 +173,7 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	        echo "pip could not be brought up to date ($(PIP_RELEASE)); going on with the one of $(PYTHON)." >&2; } || exit 1; \
 	else echo "Bringing $(VENV) up to date with pyproject.toml ..."; fi
 	@echo "1 of 2: $(TORCH)"
-	@$(PIP) install --no-compile $(CONSTRAINTS:%=-c %) $(TORCH)
+	@$(PIP) install --no-compile $(CONSTRAINTS:%=-c %) $(CPU_BUILD) $(TORCH)
 	@echo "2 of 2: NeMo, Megatron-Core and the other packages"
 	@$(PIP) install --no-compile $(CONSTRAINTS:%=-c %) -e '.[dev]'
 	@nohup nice -n 19 $(PY) -W ignore -m compileall -qq -j 0 $(VENV)/lib >/dev/null 2>&1 </dev/null &

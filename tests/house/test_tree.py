@@ -18,12 +18,11 @@ from tests.house.rooms import TREE
 
 PRIVATE_PATH = re.compile(r"(?<![\w.$}/-])/(?:home|root|work|tmp|Users)/[\w.]")
 REGISTRY_HOST = re.compile(r"\b(?:pypi\.org|pythonhosted\.org|download\.pytorch\.org)\b")
-# CI installs the CPU build of PyTorch, which no other index has.
-CPU_INDEX = re.compile(r" +PIP_EXTRA_INDEX_URL: https://download\.pytorch\.org/whl/cpu")
-WORKFLOWS = ".github/workflows/"
+# The build of PyTorch without CUDA, which no other index has.
+CPU_INDEX = re.compile(r"CPU_BUILD := .*https://download\.pytorch\.org/whl/cpu\)")
 BANNER = re.compile(r"[-=#*~]{4,}")
 OPEN_TASK = re.compile(r"\b(?:TODO|FIXME|XXX)\b(?!\(#\d+\):)")
-OF_CPU_BUILDS = b"  PIP_EXTRA_INDEX_URL: https://download." + b"pytorch.org/whl/cpu\n"
+OF_CPU_BUILDS = b"CPU_BUILD := $(--index-url https://download." + b"pytorch.org/whl/cpu)\n"
 LARGEST_FILE_KB = 500
 LONGEST_SOURCE_LINES = 400
 GENERATED = ("recipes/shipped/table.py",)  # as long as they come: recipes.shipped.regenerate
@@ -54,7 +53,7 @@ def faults(name: str, content: bytes) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
         if PRIVATE_PATH.search(line):
             yield f"{name}:{number}: a path of one machine: {line.strip()}"
-        cpu_index = name.startswith(WORKFLOWS) and CPU_INDEX.fullmatch(line)
+        cpu_index = name == "Makefile" and CPU_INDEX.fullmatch(line)
         if REGISTRY_HOST.search(line) and not cpu_index:
             yield f"{name}:{number}: the host of a package registry: {line.strip()}"
     if name.endswith(".py"):
@@ -96,7 +95,7 @@ def test_no_file_of_the_tree_has_a_fault():
         ("a.md", b"as in " + b"/tmp" + b"/run.\n"),
         ("a.txt", b"--index-url https://" + b"pypi" + b".org/simple\n"),
         ("a.yml", OF_CPU_BUILDS),
-        (".github/workflows/a.yml", OF_CPU_BUILDS.replace(b"cpu", b"cu130")),
+        ("Makefile", OF_CPU_BUILDS.replace(b"cpu", b"cu130")),
         ("a.py", b"\n" * (LONGEST_SOURCE_LINES + 1)),
         ("a.py", b"# -------- helpers\n"),
         ("a.py", b"x = 1  # TODO: later\n"),
@@ -114,7 +113,7 @@ def test_a_fault_is_found(name, content):
         ("a.py", b"x = '----'  # TODO(#12): name it\n"),
         (GENERATED[0], b"\n" * (LONGEST_SOURCE_LINES + 1)),
         ("a.yaml", b"mount: $HOME/work/runs\nroot: recipes/work/a\n"),
-        (".github/workflows/a.yml", OF_CPU_BUILDS),
+        ("Makefile", OF_CPU_BUILDS),
     ],
 )
 def test_a_sound_file_passes(name, content):
