@@ -5,15 +5,17 @@ import json
 
 import pytest
 
+from tests.runs.train import SEQUENCES
+
 pytestmark = pytest.mark.slow
 
-FIRST = 10
-"""Steps of the first stage, of 4 samples each; the whole run has 20."""
+FIRST = 5
+"""Steps of the first stage; the whole run has twice as many."""
 
 
 def test_two_stages_have_the_losses_of_one_with_the_same_schedule(training_run):
     layout = {"dp": 2}
-    whole = training_run("whole", ranks=2, layout=layout, rate=2e-3).finish()
+    whole = training_run("whole", ranks=2, layout=layout, rate=2e-3, steps=2 * FIRST).finish()
     first = training_run("first", ranks=2, layout=layout, rate=2e-3, steps=FIRST)
     before = first.finish()
 
@@ -24,7 +26,13 @@ def test_two_stages_have_the_losses_of_one_with_the_same_schedule(training_run):
         )  # fmt: skip
         run.metrics.parent.mkdir(parents=True)
         # The samples of the first stage are passed over, as after a rewind: a stage reads from 0.
-        passed = {"step": 0, "from_step": 0, "samples": [0, 4 * FIRST], "loss": None, "why": ""}
+        passed = {
+            "step": 0,
+            "from_step": 0,
+            "samples": [0, SEQUENCES * FIRST],
+            "loss": None,
+            "why": "",
+        }
         (run.metrics.parent / "rewinds.jsonl").write_text(json.dumps(passed) + "\n")
         return run.finish()
 

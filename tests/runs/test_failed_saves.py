@@ -10,7 +10,9 @@ from recipes.checkpoints.marker import steps_taken
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("how", ["at once", "in the background"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("at once", marks=pytest.mark.nightly), "in the background"]
+)
 def test_a_save_that_fails_on_a_rank_is_tried_again_and_only_the_last_ends_a_training(
     training_run, how
 ):

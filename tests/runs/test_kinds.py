@@ -28,7 +28,7 @@ from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
-STEPS, LENGTH, BATCH = 10, 64, 2
+STEPS, LENGTH, BATCH = 5, 64, 2
 DOCUMENTS = Documents.of([[1, 13, 29, 1, 17, 3], [31, 33]])
 RING = ContextParallelKind(kind="ring")
 ULYSSES = ContextParallelKind(kind="ulysses")

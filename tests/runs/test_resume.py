@@ -20,6 +20,6 @@ def test_a_run_killed_twice_has_the_losses_and_samples_of_one_that_was_not(train
     assert [step["loss"] for step in resumed] == [step["loss"] for step in whole]
     assert [step["grad_norm"] for step in resumed] == [step["grad_norm"] for step in whole]
     samples = [step["samples"] for step in resumed]
-    assert samples == [[4 * n, 4 * n + 3] for n in range(20)]
+    assert samples == [[2 * n, 2 * n + 1] for n in range(20)]
     kept = [folder.name for folder in (killed.metrics.parent / "checkpoints").iterdir()]
     assert kept == ["step=20"]

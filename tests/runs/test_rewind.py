@@ -16,13 +16,15 @@ from recipes.resolved.stage import ResolvedStage
 from slurm.experiment import Job, run_in_order
 from tests.ranks import TREE
 from tests.runs import poison
-from tests.runs.train import STEPS, recipe
+from tests.runs.train import SEQUENCES, STEPS, recipe
 from tests.warm_start import path_with
 
 pytestmark = pytest.mark.slow
 
 BROKEN = 12
 """The step that reads the bad sample first; checkpoints are at every fifth."""
+BAD = SEQUENCES * BROKEN - 1
+"""The last sample of that step."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,7 @@ def _job(folder, store) -> Job:
     job = training.training_job(stage)
     assert job.task.__fn_or_cls__ is train_watched
     job.executor.env_vars["PYTHONPATH"] = path_with(TREE)
-    task = run.Partial(poison.train, place=4 * BROKEN - 2, **job.task.__arguments__)
+    task = run.Partial(poison.train, place=BAD, **job.task.__arguments__)
     return replace(job, task=task)
 
 
@@ -49,19 +51,23 @@ def test_a_run_passes_over_the_batch_that_breaks_its_loss(tmp_path, small_store)
     run_in_order("rewind", [_job(tmp_path, small_store)], tmp_path / "launch", told.append)
     stage = tmp_path / "stages" / "tiny_512"
     (rewind,) = [json.loads(line) for line in (stage / "rewinds.jsonl").open()]
-    assert (rewind["step"], rewind["from_step"], rewind["samples"]) == (BROKEN, 10, [40, 8])
+    assert (rewind["step"], rewind["from_step"], rewind["samples"]) == (
+        BROKEN,
+        10,
+        [10 * SEQUENCES, 2 * SEQUENCES],
+    )
     steps = [json.loads(line) for line in (stage / "metrics.jsonl").open()]
     assert [one["step"] for one in steps] == list(range(1, STEPS + 1))
-    assert [one["samples"] for one in steps] == [[4 * n, 4 * n + 3] for n in range(STEPS)]
+    assert [one["samples"] for one in steps] == [[2 * n, 2 * n + 1] for n in range(STEPS)]
     (part,) = rewind["micro_batches"]
-    assert part == {"ranks": [0], "micro_batch": 2, "samples": [4 * BROKEN - 2]}
+    assert part == {"ranks": [0], "micro_batch": 1, "samples": [BAD]}
     named = rewind["documents"]
-    assert {one["sample"] for one in named} == {4 * BROKEN - 2}
+    assert {one["sample"] for one in named} == {BAD}
     assert {one["source"] for one in named} == {"documents"}
     words = ", ".join(f"documents:{one['document']}" for one in named)
     assert told == [
-        f"tiny_512 continues: step {BROKEN}: the loss is nan, first in micro-batch 3 of rank 0 "
-        f"(sample {4 * BROKEN - 2}), documents {words}; run again, the stage resumes from "
+        f"tiny_512 continues: step {BROKEN}: the loss is nan, first in micro-batch 2 of rank 0 "
+        f"(sample {BAD}), documents {words}; run again, the stage resumes from "
         "its last checkpoint without the batches from there to this step"
     ]
     (finding,) = [json.loads(line) for line in (stage / "health.jsonl").open()]

@@ -14,7 +14,11 @@ MEASURED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "overlap"), [("cp", False), ("dp", True)], ids=["cp", "dp"])
+@pytest.mark.parametrize(
+    ("kind", "overlap"),
+    [pytest.param("cp", False, marks=pytest.mark.nightly), ("dp", True)],
+    ids=["cp", "dp"],
+)
 def test_an_evaluation_changes_no_step_and_is_in_the_step_log(
     tmp_path, store_of_lengths, kind, overlap
 ):

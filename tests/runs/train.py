@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 SEQ_LENGTH = 512
-BATCH = 2048
+SEQUENCES = 2
+"""Of each batch, unless options say `sequences`."""
+BATCH = SEQUENCES * SEQ_LENGTH
 STEPS = 20
 
 
 def recipe(options: dict[str, Any]):
-    """Return the recipe: 20 steps of 4 sequences of 512 tokens, checkpoints every 5.
+    """Return the recipe: 20 steps of 2 sequences of 512 tokens, checkpoints every 5.
 
     `card` of the options holds in what the model differs from the tiny one, `positions` how those
     of the training samples are drawn, `mix` which documents they are of. With `overlap` gradients
@@ -55,11 +57,12 @@ def recipe(options: dict[str, Any]):
     rope = RopeScaling.yarn(base=10_000, factor=4.0, original_length=128)
     if positions.kind == "gene":
         rope = gene_rotation(base=10_000, factor=16.0, original_length=128, head_dim=TINY.head_dim)
+    batch = options.get("sequences", SEQUENCES) * SEQ_LENGTH
     stage = Stage(
         seq_length=SEQ_LENGTH,
         rope=rope,
-        tokens=STEPS * BATCH,
-        tokens_per_batch=BATCH,
+        tokens=STEPS * batch,
+        tokens_per_batch=batch,
         lr=Cosine(peak=2e-3) if rate is None else Linear(peak=rate, final_ratio=1, warmup_ratio=0),
         documents=options.get("documents", "across"),
         positions=positions,

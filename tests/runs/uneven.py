@@ -9,6 +9,7 @@ from lightning.pytorch import Callback
 from megatron.core import parallel_state
 
 from data.nemo_module import NumberedDataset, StoreDataModule
+from tests.runs.train import SEQUENCES
 
 
 class UnevenDataset(NumberedDataset):
@@ -18,7 +19,7 @@ class UnevenDataset(NumberedDataset):
         sample = super().__getitem__(idx)
         length = len(sample["loss_mask"])
         sample["loss_mask"][length // 4 : 3 * length // 4] = 0
-        if idx is not None and idx % 4 == 0:  # one sequence of each batch
+        if idx is not None and idx % SEQUENCES == 0:  # one sequence of each batch
             sample["loss_mask"][length // 2] = 1
         return sample
 

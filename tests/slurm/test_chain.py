@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tiny ladder as a chain of jobs on a real Slurm, and what may happen to it there."""
+"""A ladder as a chain of jobs on a real Slurm, and what may happen to it there."""
 
 import json
 import os
@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 TASKS = Path(__file__).parents[1] / "eval" / "harness" / "tasks"
 LONG = 900
 """Seconds that a chain may take on two busy cores."""
+FIRST, SECOND = "tiny_own_512", "tiny_own_2k"
 STEPS = 8
 """Steps of each stage of the whole chain: one is told to stop after its second and has to hear it
 before its last."""
@@ -31,15 +32,14 @@ class Chain:
     """One chain that was submitted from a clone of the tree."""
 
     def __init__(
-        self, slurm, folder: Path, *words: str, steps: int, store: Path, ladder: str = "tiny",
-        **limits,
-    ) -> None:  # fmt: skip
+        self, slurm, folder: Path, *words: str, steps: int, store: Path, suites: str = ""
+    ) -> None:
         self.slurm, self.folder, self.run = slurm, folder, folder / "run"
-        (folder / "site.yaml").write_text(yaml.safe_dump(_site(**limits)))
+        (folder / "site.yaml").write_text(yaml.safe_dump(_site()))
         subprocess.run(["git", "clone", "--quiet", "--shared", TREE, folder / "tree"], check=True)
         self.given = (
-            "--ladder", ladder, "--store", store, f"trainer.max_steps={steps}",
-            f"trainer.val_check_interval={steps}",
+            "--ladder", short_ladder(folder, suites), "--store", store,
+            f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}",
         )  # fmt: skip
         self.submit(*words)
 
@@ -76,11 +76,36 @@ class Chain:
             self.slurm.cancel(int(number))
 
 
-def _site(**limits) -> dict:
+def short_ladder(folder: Path, suites: str = "") -> Path:
+    """Write a ladder of the tiny model with two stages of few tokens; return the file.
+
+    `suites` runs a task after each stage, with this threshold.
+    """
+    file = folder / "own.py"
+    gates = f"suites=(SuiteThreshold(task='words_choice', {suites}),)" if suites else ""
+    runs = f"SuiteRun(tasks=('words_choice',), include={str(TASKS)!r})," if suites else ""
+    file.write_text(
+        "from dataclasses import replace\n"
+        "from custom_modules.rope.config import RopeScaling\n"
+        "from recipes.ladders.tiny import TINY_LADDER\n"
+        "from recipes.spec.gate import Gate, SuiteThreshold\n"
+        "from recipes.spec.suites import SuiteRun\n"
+        "first, second = (\n"
+        f"    replace(stage, tokens=10 * 2048, tokens_per_batch=2048, gate=Gate({gates}))\n"
+        "    for stage in TINY_LADDER.stages[:2]\n"
+        ")\n"
+        "yarn = RopeScaling.yarn(base=10_000, factor=4.0, original_length=512)\n"
+        f"LADDER = replace(TINY_LADDER, name='own', suites=({runs}),\n"
+        "                 stages=(first, replace(second, rope=yarn)))\n"
+    )
+    return file
+
+
+def _site() -> dict:
     """Return a cluster file of the tests' Slurm: no container, this environment on every node."""
     slurm = {
-        "account": ACCOUNT, "partition": PARTITION, "time": "00:30:00", "save_seconds": 30,
-        "ask_for_gpus": "none", "exclusive": False, "mem": None, **limits,
+        "account": ACCOUNT, "partition": PARTITION, "time": "00:30:00", "save_seconds": 15,
+        "ask_for_gpus": "none", "exclusive": False, "mem": None,
     }  # fmt: skip
     python = str(Path(sys.prefix))
     # Ranks share their cores with other tests: which is slow says nothing of a node.
@@ -104,8 +129,8 @@ def whole(slurm, store, tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("the chain of Jürgen")
     chain = Chain(slurm, folder, "--export", str(folder / "exported"), steps=STEPS, store=store)
-    chain.until_step("tiny_2k", 2)
-    slurm.signal(chain.number("tiny_2k"), "TERM")
+    chain.until_step(SECOND, 2)
+    slurm.signal(chain.number(SECOND), "TERM")
     chain.wait("export", timeout_seconds=2 * LONG)
     return chain
 
@@ -114,10 +139,9 @@ def test_the_ladder_runs_to_an_exported_model_with_every_gate_passed(whole, slur
     for name in whole.jobs:
         assert whole.wait(name) == "COMPLETED", slurm.log(whole.number(name))
     assert list(whole.jobs) == [
-        "prepare", "tiny_512", "evaluate_tiny_512", "tiny_2k", "evaluate_tiny_2k", "tiny_8k",
-        "evaluate_tiny_8k", "export",
+        "prepare", FIRST, f"evaluate_{FIRST}", SECOND, f"evaluate_{SECOND}", "export",
     ]  # fmt: skip
-    for stage in ("tiny_512", "tiny_2k", "tiny_8k"):
+    for stage in (FIRST, SECOND):
         kept = json.loads((whole.run / "eval" / f"{stage}.gate.json").read_text())
         assert kept["open"], kept
     page = json.loads((whole.run / "preflight.json").read_text())
@@ -128,9 +152,9 @@ def test_the_ladder_runs_to_an_exported_model_with_every_gate_passed(whole, slur
 
 @pytest.mark.nightly
 def test_a_stage_that_was_told_to_stop_ends_as_one_that_was_not(whole, slurm, tmp_path):
-    assert slurm.restarts(whole.number("tiny_2k")) == 1
-    here = whole.run / "stages" / "tiny_2k"
-    config = tmp_path / "stages" / "tiny_2k" / "config.yaml"
+    assert slurm.restarts(whole.number(SECOND)) == 1
+    here = whole.run / "stages" / SECOND
+    config = tmp_path / "stages" / SECOND / "config.yaml"
     config.parent.mkdir(parents=True)
     recipe = moved(
         yaml.safe_load((here / "config.yaml").read_text()), str(here), str(config.parent)
@@ -145,7 +169,7 @@ def test_a_stage_that_was_told_to_stop_ends_as_one_that_was_not(whole, slurm, tm
         check=True, cwd=TREE, env=slurm_environment(slurm), timeout=LONG,
     )  # fmt: skip
     alone = [json.loads(line) for line in (config.parent / "metrics.jsonl").open()]
-    stopped = whole.steps("tiny_2k")
+    stopped = whole.steps(SECOND)
     assert [one["step"] for one in stopped] == list(range(1, STEPS + 1))
     assert [one["samples"] for one in stopped] == [one["samples"] for one in alone]
     assert [one["loss"] for one in stopped] == [one["loss"] for one in alone]
@@ -170,34 +194,14 @@ def slurm_environment(slurm) -> dict[str, str]:
     }
 
 
-def with_suites(folder: Path) -> str:
-    """Write the tiny ladder with a task, and a threshold that no share meets; return the file."""
-    file = folder / "own.py"
-    file.write_text(
-        "from dataclasses import replace\n"
-        "from recipes.ladders.tiny import TINY_LADDER\n"
-        "from recipes.spec.gate import Gate, SuiteThreshold\n"
-        "from recipes.spec.suites import SuiteRun\n"
-        "gate = Gate(suites=(SuiteThreshold(task='words_choice', least=2),))\n"
-        "LADDER = replace(\n"
-        "    TINY_LADDER,\n"
-        "    name='own',\n"
-        f"    suites=(SuiteRun(tasks=('words_choice',), include={str(TASKS)!r}),),\n"
-        "    stages=tuple(replace(stage, gate=gate) for stage in TINY_LADDER.stages),\n"
-        ")\n"
-    )
-    return str(file)
-
-
 @pytest.mark.nightly
 def test_a_shut_gate_ends_the_chain_and_says_why(slurm, whole, store, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    ladder = with_suites(tmp_path)
-    chain = Chain(slurm, tmp_path, "--gate", "passkey=1", steps=2, store=store, ladder=ladder)
-    stage, evaluate, suites = "tiny_own_512", "evaluate_tiny_own_512", "suites_tiny_own_512"
+    chain = Chain(slurm, tmp_path, "--gate", "passkey=1", steps=2, store=store, suites="least=2")
+    stage, evaluate, suites = FIRST, f"evaluate_{FIRST}", f"suites_{FIRST}"
     assert chain.wait(evaluate) == "FAILED"
     assert chain.wait(suites).startswith("CANCELLED")
-    assert chain.wait("tiny_own_2k").startswith("CANCELLED")
+    assert chain.wait(SECOND).startswith("CANCELLED")
     kept = json.loads((chain.run / "eval" / f"{stage}.gate.json").read_text())
     assert not kept["open"]
     assert "of the passkeys found, at least 100% required" in slurm.log(chain.number(evaluate))
@@ -216,24 +220,26 @@ def test_a_shut_gate_ends_the_chain_and_says_why(slurm, whole, store, tmp_path, 
 
 
 def test_a_stage_outlives_its_time_limit_and_a_lost_node(slurm, whole, store, tmp_path):
-    chain = Chain(slurm, tmp_path, steps=ENDLESS, store=store, time="00:02:00", save_seconds=15)
-    stage, number = "tiny_512", chain.number("tiny_512")
+    chain = Chain(slurm, tmp_path, steps=ENDLESS, store=store)
+    number = chain.number(FIRST)
     try:
-        chain.until_step(stage, 5)
+        chain.until_step(FIRST, 5)
+        slurm.limit_soon(number)
         end = time.monotonic() + LONG
         while slurm.restarts(number) < 1:  # by itself, before the limit
             assert time.monotonic() < end, slurm.log(number)
             time.sleep(1)
-        before = chain.steps(stage)[-1]["step"]
-        chain.until_step(stage, before + 3)
+        slurm.run("scontrol", "update", f"JobId={number}", "TimeLimit=30")
+        before = chain.steps(FIRST)[-1]["step"]
+        chain.until_step(FIRST, before + 3)
         slurm.kill_node("n2")
         while slurm.restarts(number) < 2:
             assert time.monotonic() < end, slurm.log(number)
             time.sleep(1)
-        lost_at = chain.steps(stage)[-1]["step"]
+        lost_at = chain.steps(FIRST)[-1]["step"]
         slurm.start_node("n2")
-        chain.until_step(stage, lost_at + 3)  # how one that was queued again ends: `whole`
-        steps = [one["step"] for one in chain.steps(stage)]
+        chain.until_step(FIRST, lost_at + 3)  # how one that was queued again ends: `whole`
+        steps = [one["step"] for one in chain.steps(FIRST)]
     finally:
         chain.cancel()
     assert steps == list(range(1, len(steps) + 1))

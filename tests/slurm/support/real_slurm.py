@@ -225,6 +225,12 @@ class RealSlurm:
         """Return how often a job has been requeued."""
         return int(self.job(job_id)["Restarts"])
 
+    def limit_soon(self, job_id: int) -> None:
+        """Set a running job's time limit to the minute that ends in half a minute or later."""
+        hours, minutes, seconds = map(int, self.job(job_id)["RunTime"].split(":"))
+        limit = hours * 60 + minutes + (seconds + 30) // 60 + 1
+        self.run("scontrol", "update", f"JobId={job_id}", f"TimeLimit={limit}")
+
     def signal(self, job_id: int, name: str, *args: str) -> None:
         """Send a signal to the steps of a job: not to its script, unless `args` say so."""
         self.run("scancel", f"--signal={name}", *args, str(job_id))
