@@ -80,7 +80,7 @@ def test_an_interleaved_pipeline_gives_the_losses_of_one_rank(training_run, one_
 
 
 def test_documents_are_kept_apart_by_two_ranks_as_by_one(training_run, start):
-    shared = {"start": start, "steps": 8}
+    shared = {"start": start, "steps": 8, "sequences": 4}
     options = {"documents": "within", **shared}
     alone = training_run("apart", ranks=1, layout={}, **options).finish()
     across = training_run("across", ranks=1, layout={}, **shared).finish()

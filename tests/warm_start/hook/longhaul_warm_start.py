@@ -14,6 +14,8 @@ import sys
 
 FOLDER = "LONGHAUL_WARM_START"
 """Environment variable: the folder of the server's socket, log and lock."""
+EVERY = "LONGHAUL_WARM_START_EVERY"
+"""Variable of an environment in which commands and programs that load less are forked too."""
 NO_SERVER = 70
 """Exit code where the server has ended; its log is in the message."""
 
@@ -48,6 +50,8 @@ def _imports_nemo(words: list[str]) -> bool:
     """Whether a process is a rank, a command, or what `multiprocessing` starts for them."""
     if not words or any(name in os.environ for name in READ_AT_IMPORT):
         return False
+    if EVERY in os.environ and _is_ours(words):
+        return True
     if words[0] == "-c":
         return words[1].startswith(MULTIPROCESSING)
     if words[0] == "-m" and words[1] == "longhaul.cli":
@@ -55,6 +59,13 @@ def _imports_nemo(words: list[str]) -> bool:
     if os.path.basename(words[0]) == "longhaul":
         return words[1:2] != [] and words[1] in SUB_COMMANDS
     return "LOCAL_RANK" in os.environ or words[:2] == ["-m", RUNNER]
+
+
+def _is_ours(words: list[str]) -> bool:
+    """Whether a process is a command, or runs code that a page shows."""
+    if words[0] == "-c":
+        return not words[1].startswith("from multiprocessing.")
+    return words[:2] == ["-m", "longhaul.cli"] or words[0].endswith((".py", "/longhaul"))
 
 
 def _stand_in() -> None:
