@@ -5,8 +5,10 @@ import json
 import os
 import pickle
 import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,28 +31,43 @@ for _ in range(3):
 entries = torch._C._distributed_c10d._dump_fr_trace_json()
 assert b'"entries"' in entries and b"all_reduce" in entries, entries
 # NCCL's watchdog writes these bytes to this name when a collective has waited too long.
-for rank in sys.argv[3:]:
-    written = torch._C._distributed_c10d._dump_fr_trace()
-    Path(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + rank).write_bytes(written)
+written = torch._C._distributed_c10d._dump_fr_trace()
+Path(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + "0").write_bytes(written)
 """
 
 
-def hung(run: Path, ranks: list[int], attempt: str = "5123.0") -> Path:
-    """Write dumps as ranks of an attempt do, and state how many ranks the stage has."""
-    stage = run / "stages" / "long"
-    recipe = json.loads((stage / "config.yaml").read_text())
-    recipe["trainer"] |= {"num_nodes": 2, "devices": 2}
-    (stage / "config.yaml").write_text(json.dumps(recipe))
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory) -> Path:
+    """Return what a rank wrote to the name that the recorder gave it."""
+    stage = tmp_path_factory.mktemp("stage")
     subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RANK, stage, run / attempt, *map(str, ranks)],
+        [sys.executable, "-W", "ignore", "-c", RANK, stage, stage / "store"],
         env={key: value for key, value in os.environ.items() if not key.startswith("TORCH")}
-        | {"TORCHELASTIC_RUN_ID": attempt},
+        | {"TORCHELASTIC_RUN_ID": "5123.0"},
         check=True,
     )  # fmt: skip
-    return run
+    return stage / "flight_recorder" / "5123.0" / "rank_0"
 
 
-def test_ranks_that_wrote_nothing_are_named(answer, tmp_path):
+@pytest.fixture
+def hung(dump) -> Callable[..., Path]:
+    """Return a function that gives a run the dumps of some ranks of an attempt."""
+
+    def write(run: Path, ranks: list[int], attempt: str = "5123.0") -> Path:
+        stage = run / "stages" / "long"
+        recipe = json.loads((stage / "config.yaml").read_text())
+        recipe["trainer"] |= {"num_nodes": 2, "devices": 2}  # how many ranks the stage has
+        (stage / "config.yaml").write_text(json.dumps(recipe))
+        folder = stage / "flight_recorder" / attempt
+        folder.mkdir(parents=True, exist_ok=True)
+        for rank in ranks:
+            shutil.copy(dump, folder / f"rank_{rank}")
+        return run
+
+    return write
+
+
+def test_ranks_that_wrote_nothing_are_named(answer, hung, tmp_path):
     run = hung(a_run(tmp_path / "my run"), [0, 1, 3])
     found = answer("doctor", "hang", "--run", run)
     assert found.code == 0, found.err
@@ -66,7 +83,7 @@ def test_ranks_that_wrote_nothing_are_named(answer, tmp_path):
     assert (told.trace_dir, told.prefix) == (str(folder), "rank_")
 
 
-def test_the_newest_attempt_is_shown_also_in_numbers(answer, tmp_path):
+def test_the_newest_attempt_is_shown_also_in_numbers(answer, hung, tmp_path):
     run = hung(a_run(tmp_path / "run"), [0], "5123.0")
     for file in (run / "stages" / "long" / "flight_recorder" / "5123.0").iterdir():
         os.utime(file, (1, 1))
@@ -79,7 +96,7 @@ def test_the_newest_attempt_is_shown_also_in_numbers(answer, tmp_path):
     assert "--allow-incomplete-ranks" not in shown.err
 
 
-def test_a_recipe_that_states_no_ranks_gives_none_that_are_silent(answer, tmp_path):
+def test_a_recipe_that_states_no_ranks_gives_none_that_are_silent(answer, hung, tmp_path):
     run = hung(a_run(tmp_path / "run"), [0])
     config = run / "stages" / "long" / "config.yaml"
     recipe = json.loads(config.read_text())
@@ -100,7 +117,7 @@ def test_what_an_earlier_attempt_of_the_same_name_left_for_a_rank_goes(tmp_path,
     assert sorted(file.name for file in folder.iterdir()) == ["rank_0", "rank_2"]
 
 
-def test_the_rank_that_has_not_called_what_the_others_wait_in_is_named(answer, tmp_path):
+def test_the_rank_that_has_not_called_what_the_others_wait_in_is_named(answer, hung, tmp_path):
     run = hung(a_run(tmp_path / "run"), [0, 1, 2, 3])
     folder = run / "stages" / "long" / "flight_recorder" / "5123.0"
     late = pickle.loads((folder / "rank_2").read_bytes())  # noqa: S301  (written by this test)

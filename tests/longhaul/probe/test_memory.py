@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul probe memory`: a step of a recipe by category, and refusals before any rank starts."""
 
+import copy
 from pathlib import Path
 
 import pytest
 
 from custom_modules.profiling.categories import CATEGORIES
 from longhaul.probe import memory
+from tests.recipes.support.chosen_rows import card_and_layout, chosen
 
 TINY = ("probe", "memory", "--factory", "tiny_512")
 KEEP = ("model.config.recompute.kind=kept_attention", "model.config.tiling.mlp=True")
@@ -70,26 +72,27 @@ def test_what_cannot_be_probed_is_one_sentence(answer, monkeypatch, words, said)
     assert not shown
 
 
-def test_every_recipe_shrinks_with_its_structure_and_within_a_laptop():
+@pytest.mark.parametrize("name", chosen(card_and_layout))
+def test_a_recipe_shrinks_with_its_structure_and_within_a_laptop(name):
     from longhaul.probe import resize
     from recipes.resolved.read import world_size
-    from recipes.shipped.factories import FACTORIES
+    from recipes.shipped.factories import recipe_named
     from recipes.spec.pipeline import divides, is_uneven
 
-    for name, factory in FACTORIES.items():
-        recipe, whole = factory(), factory().model.config
-        resize.resized(recipe, shrunk=True, seq=0, layers=0, hidden=0)
-        config, strategy = recipe.model.config, recipe.trainer.strategy
-        assert config.num_attention_heads == whole.num_attention_heads, name
-        assert config.num_query_groups == whole.num_query_groups, name
-        assert config.ffn_hidden_size / config.hidden_size == pytest.approx(
-            whole.ffn_hidden_size / whole.hidden_size
-        )
-        pp = strategy.pipeline_model_parallel_size
-        assert is_uneven(config.num_layers, pp) == is_uneven(whole.num_layers, pp), name
-        assert divides(pp, config.num_layers), name
-        started = min(world_size(recipe), 2 * memory.RANKS_PER_CORE)  # more are refused
-        assert resize.about_bytes(recipe) * started < 2 * 2**30, name
+    recipe = recipe_named(name)
+    whole = copy.copy(recipe.model.config)
+    resize.resized(recipe, shrunk=True, seq=0, layers=0, hidden=0)
+    config, strategy = recipe.model.config, recipe.trainer.strategy
+    assert config.num_attention_heads == whole.num_attention_heads
+    assert config.num_query_groups == whole.num_query_groups
+    assert config.ffn_hidden_size / config.hidden_size == pytest.approx(
+        whole.ffn_hidden_size / whole.hidden_size
+    )
+    pp = strategy.pipeline_model_parallel_size
+    assert is_uneven(config.num_layers, pp) == is_uneven(whole.num_layers, pp)
+    assert divides(pp, config.num_layers)
+    started = min(world_size(recipe), 2 * memory.RANKS_PER_CORE)  # more are refused
+    assert resize.about_bytes(recipe) * started < 2 * 2**30
 
 
 def test_experts_count_in_the_memory_of_a_step_by_their_own_groups():

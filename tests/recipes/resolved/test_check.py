@@ -24,9 +24,15 @@ from recipes.shipped.factories import FACTORIES
 from recipes.shipped.table import ROWS
 from recipes.spec.model_card import ModelCard
 from recipes.spec.naming import length_word
+from tests.recipes.support.chosen_rows import (
+    card_ladder_and_layout,
+    chosen,
+    family_and_layout,
+)
 
 YARN = RopeScaling.yarn(base=40_000, factor=4.0, original_length=2048)
-EACH_NAME = pytest.mark.parametrize("name", FACTORIES)
+EACH_LADDER = pytest.mark.parametrize("name", chosen(card_ladder_and_layout))
+EACH_KIND = pytest.mark.parametrize("name", chosen(family_and_layout))
 
 
 @cache
@@ -41,17 +47,17 @@ def recipe() -> run.Partial:
     return copy.deepcopy(built("tiny_8k"))
 
 
-@EACH_NAME
+@EACH_KIND
 def test_nemo_run_finds_the_recipe_by_its_name(name):
     assert run.cli.resolve_factory(llm.pretrain, name)() == built(name)
 
 
-@EACH_NAME
+@EACH_KIND
 def test_a_recipe_passes_its_own_check(name):
     check(built(name))
 
 
-@EACH_NAME
+@EACH_LADDER
 def test_a_name_is_card_ladder_and_length(name):
     recipe = built(name)
     card = max((card for card in CARDS.values() if name.startswith(card.name)), key=_by_name)
@@ -83,7 +89,7 @@ def _fields(rope) -> dict:
     return {name: getattr(rope, name) for name in type(rope).__dataclass_fields__}
 
 
-@EACH_NAME
+@EACH_KIND
 def test_a_recipe_on_twice_the_nodes_keeps_its_batch_or_says_that_it_cannot(name):
     row = ROWS[name]
     layout, nodes = row.on(2 * row.nodes), 2 * row.nodes
@@ -102,13 +108,13 @@ def test_ranks_that_nodes_do_not_divide_are_refused():
         FACTORIES["tiny_8k"](nodes=3)
 
 
-@EACH_NAME
+@EACH_KIND
 def test_a_recipe_survives_our_yaml_file(name, tmp_path):
     yaml_file.write(built(name), tmp_path / "recipe.yaml")
     assert yaml_file.read(tmp_path / "recipe.yaml") == built(name)
 
 
-@EACH_NAME
+@EACH_KIND
 def test_nemo_run_writes_the_same_yaml(name):
     assert ConfigSerializer().serialize_yaml(built(name)) == yaml_file.dump(built(name))
 

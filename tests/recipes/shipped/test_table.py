@@ -17,6 +17,7 @@ from recipes.shipped.table import ROWS
 from recipes.spec import cluster
 from recipes.spec.naming import length_word
 from recipes.spec.units import K, M
+from tests.recipes.support.chosen_rows import chosen, family_and_layout
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def built_config(recipe):
     return fdl.build(config)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", chosen(family_and_layout))
 def test_the_layout_of_every_row_passes_megatrons_checks(name):
     row = ROWS[name]
     config = built_config(FACTORIES[name]())
@@ -124,7 +125,18 @@ UNLISTED = [
 ]
 
 
-@pytest.mark.parametrize(("card", "ladder"), UNLISTED)
+def of_each_family() -> list:
+    """Return the smallest card of each family, the larger ones for the nightly run."""
+    few, by_size = {}, sorted(UNLISTED, key=lambda pair: CARDS[pair[0]].matmul_parameters)
+    for pair in by_size:
+        few.setdefault(CARDS[pair[0]].family, pair)
+    return [
+        pytest.param(*pair, marks=() if pair in few.values() else pytest.mark.nightly)
+        for pair in UNLISTED
+    ]
+
+
+@pytest.mark.parametrize(("card", "ladder"), of_each_family())
 def test_what_the_planner_chooses_for_other_cards_of_a_ladder_passes_them_too(card, ladder):
     from recipes.planner.search.ranking import search
     from recipes.planner.search.request import of_stage

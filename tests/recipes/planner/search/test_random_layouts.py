@@ -43,8 +43,21 @@ ONE_GPU = [
     ("qwen3_14b", 32 * K, 1, "dgx_h200"),
 ]
 CASES = DENSE + EXPERTS + ONE_GPU
+FEW = {DENSE[1], DENSE[3], DENSE[5], DENSE[6], DENSE[9], EXPERTS[1], EXPERTS[2], ONE_GPU[0]}
+"""One node and several, a number of nodes that is no power of two, experts, one GPU."""
 LAYOUTS, DRAWS = 60, 20_000
 LOSES = 0.02
+
+
+def cases(of: list[tuple[str, int, int, str]]) -> list:
+    """Return cases as parameters; those that are not among the few run nightly."""
+    return [
+        pytest.param(
+            case, id=f"{case[0]} {case[1] // K}K x{case[2]}",
+            marks=() if case in FEW else pytest.mark.nightly,
+        )
+        for case in of
+    ]  # fmt: skip
 
 
 def asked_of(card: str, length: int, gpus: int, machine: str):
@@ -54,7 +67,7 @@ def asked_of(card: str, length: int, gpus: int, machine: str):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[1] // K}K x{case[2]}")
+@pytest.mark.parametrize("case", cases(CASES))
 def test_the_search_never_loses_by_two_percent_to_a_random_layout(case):
     asked = asked_of(*case)
     found = min(plan.time.step for plan in search(asked).plans)
@@ -64,7 +77,7 @@ def test_the_search_never_loses_by_two_percent_to_a_random_layout(case):
     assert found <= (1 + LOSES) * fastest.time.step, words_of(fastest.workload.layout)
 
 
-@pytest.mark.parametrize("case", DENSE, ids=lambda case: f"{case[0]} {case[1] // K}K x{case[2]}")
+@pytest.mark.parametrize("case", cases(DENSE))
 def test_no_random_layout_is_a_fifth_leaner_at_the_time_of_the_fastest(case):
     asked = asked_of(*case)
     chosen, fastest = search(asked).automatic, search(asked, tightest=True).automatic
@@ -74,7 +87,7 @@ def test_no_random_layout_is_a_fifth_leaner_at_the_time_of_the_fastest(case):
             assert plan.memory.total > 0.8 * chosen.memory.total or more_host
 
 
-@pytest.mark.parametrize("case", CASES[1::3], ids=lambda case: f"{case[0]} x{case[2]}")
+@pytest.mark.parametrize("case", cases([DENSE[1], DENSE[9], *EXPERTS[:2], *ONE_GPU[:2]]))
 def test_no_random_layout_fits_beyond_the_longest_length(case):
     asked = asked_of(*case)
     longer = asked.at_length(2 * max_length(asked))
