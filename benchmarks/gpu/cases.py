@@ -96,9 +96,9 @@ def _second(sizes: Sizes) -> Iterator[Case]:
         yield _step("second", whole, short, PLAIN_FP8, precision, 12)
     layout = f"{PLAIN_FP8} {WITH_OPTIMIZER_ON_HOST}"
     yield _step("second", whole, short, layout, "bf16", 15)
-    yield Case(call="second", kind="run", settings={}, seconds=170)
     yield Case(call="second", kind="ranks", settings={"layouts": "two"}, seconds=90)
     yield Case(call="second", kind="parity", settings={}, seconds=85)
+    yield Case(call="second", kind="run", settings={}, seconds=170)
     yield Case(call="second", kind="kernels", settings={}, seconds=40)
     longest = sizes.longest_step
     yield _step("second", layered(sizes.whole, 1), longest, PLANNED, "bf16", 70)

@@ -50,7 +50,7 @@ def typed(
     command = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
     scripts = Path(sys.executable).parent
     typed_on = os.environ.get(TYPED_ON)
-    environment = warm_start.cold() if typed_on else os.environ | warm_start.EVERY
+    environment = warm_start.cold() if typed_on else os.environ | warm_start.MORE
     environment |= variables
     environment["PATH"] = f"{scripts}{os.pathsep}{environment['PATH']}"
     if typed_on:

@@ -15,7 +15,7 @@ import pytest
 
 from recipes.hugging_face.config import exported_config
 from recipes.models import CARDS
-from tests.house.blocks import OF_USERS, Block, blocks, failure, typed
+from tests.house.blocks import OF_USERS, blocks, typed
 from tests.house.rooms import TREE
 from tests.recipes.hugging_face.support import models
 from tests.warm_start import path_with
@@ -34,23 +34,25 @@ LLAMA = {
 PLANNED = re.compile(r"^longhaul (?:ladders|plan|show) ", re.MULTILINE)
 
 
-def type_page(page: Path, folder: Path) -> None:
-    """Type every block of a page that is not marked, each of which must succeed."""
+def type_page(page: Path, folder: Path) -> dict[str, str]:
+    """Type every block of a page that is not marked; return what each wrote. All must succeed."""
+    shown = {}
     for block in blocks(page.read_text()):
         if not block.reason:
-            assert failure(block, folder, TREE_FIRST) == ""
+            code, shown[block.code] = typed(block, folder, TREE_FIRST)
+            assert code == 0, f"{block.code}{shown[block.code]}"
+    return shown
 
 
 @pytest.fixture(scope="module")
-def one_gpu(tmp_path_factory) -> Path:
-    """Return a folder where the page of one GPU was typed, with a small model of its family."""
+def one_gpu(tmp_path_factory) -> tuple[Path, dict[str, str]]:
+    """Type the page of one GPU with a small model of its family; return the folder and output."""
     folder = tmp_path_factory.mktemp("one_gpu")
     models.folder(folder / "meta-llama" / "Llama-3.2-1B", **LLAMA)
     with (folder / "books.jsonl").open("w") as books:
         for number in range(40):
             books.write(json.dumps({"text": f"{number} words of a book. " * 20}) + "\n")
-    type_page(ONE_GPU, folder)
-    return folder
+    return folder, type_page(ONE_GPU, folder)
 
 
 @pytest.mark.slow
@@ -72,8 +74,9 @@ def test_the_laptop_s_page_trains_evaluates_and_exports(tmp_path):
 
 @pytest.mark.slow
 def test_the_page_of_one_gpu_is_typed_up_to_the_training(one_gpu):
-    assert (one_gpu / "models" / "llama1b" / "longhaul.json").is_file()
-    assert not (one_gpu / "runs").exists()
+    folder, _ = one_gpu
+    assert (folder / "models" / "llama1b" / "longhaul.json").is_file()
+    assert not (folder / "runs").exists()
 
 
 @pytest.mark.slow
@@ -81,9 +84,7 @@ def test_the_page_of_one_gpu_names_the_run_that_is_trained(one_gpu):
     run = "longhaul run --ladder long.yaml --card models/llama1b --gpus 1"
     lines = [line for one in blocks(ONE_GPU.read_text()) for line in one.code.splitlines()]
     assert run in lines
-    dryrun = Block("sh", f"{run} --dryrun", "")
-    code, shown = typed(dryrun, one_gpu, TREE_FIRST)
-    assert code == 0, shown
+    shown = one_gpu[1][f"{run} --dryrun\n"]
     named = set(re.findall(r"runs/(\w+)(?:/stages/(\w+))?", ONE_GPU.read_text()))
     assert named == {("llama1b_long", ""), ("llama1b_long", "llama1b_long_256k")}
     assert all(f"runs/{name}" in shown and stage in shown for name, stage in named)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 HOOK = Path(__file__).resolve().parent / "hook"
 FOLDER = "LONGHAUL_WARM_START"
-EVERY = {"LONGHAUL_WARM_START_EVERY": "1"}
-"""Environment where `longhaul` with any words, and `python -c`, are forked: pages type dozens."""
+MORE = {"LONGHAUL_WARM_START_MORE": "1"}
+"""Environment where what imports torch or transformers alone is forked too, as pages do often."""
 MODULES = (
     "nemo.collections.llm", "nemo.lightning.pytorch.callbacks", "nemo_run",
     "megatron.core.models.gpt", "megatron.core.optimizer",

@@ -14,7 +14,7 @@ from recipes.rehearsal.extension import MOST_ON_CPU
 from tests.house.rooms import TREE
 from tests.recipes.hugging_face.support.models import folder
 from tests.recipes.hugging_face.test_parity import imported
-from tests.warm_start import path_with
+from tests.warm_start import MORE, path_with
 
 NATIVE, LENGTH = 128, 256
 LADDER = f"""
@@ -105,7 +105,7 @@ def test_a_base_is_measured_trained_a_little_and_measured_again(probe, small_sto
     again = subprocess.run(
         [sys.executable, "-m", "longhaul.cli", *map(str, words)],
         capture_output=True, text=True, cwd=tmp_path, check=False,
-        env=os.environ | {"PYTHONPATH": path_with(TREE)},
+        env=os.environ | {"PYTHONPATH": path_with(TREE)} | MORE,
     )  # fmt: skip
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["verdict"] == verdict

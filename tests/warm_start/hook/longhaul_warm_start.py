@@ -14,14 +14,21 @@ import sys
 
 FOLDER = "LONGHAUL_WARM_START"
 """Environment variable: the folder of the server's socket, log and lock."""
-EVERY = "LONGHAUL_WARM_START_EVERY"
-"""Variable of an environment in which commands and programs that load less are forked too."""
+MORE = "LONGHAUL_WARM_START_MORE"
+"""Environment variable: what imports torch alone is forked too."""
 NO_SERVER = 70
 """Exit code where the server has ended; its log is in the message."""
 
 RUNNER = "nemo_run.core.runners.fdl_runner"
 SUB_COMMANDS = ("run", "pretrain", "evaluate")
 """What of the command line starts ranks; the rest is tested as it starts, in what it loads too."""
+LOAD_TORCH = (
+    "adopt", "export", "import", "mix", "prepare", "probe", "rehearse", "rope", "ruler",
+    "tokenizers",
+)  # fmt: skip
+"""Commands that import torch or transformers; for one that does not, a fork takes longer."""
+LOAD_TORCH_TOO = ("torch", "transformers", "recipes.shipped", "rope.rotary")
+"""Names of modules by which code that is given on the command line is known to do so."""
 READ_AT_IMPORT = ("NEMORUN_HOME", "HF_HOME")
 """Variables that libraries read when they are imported: the server has none of them."""
 MULTIPROCESSING = ("from multiprocessing.spawn import", "from multiprocessing.forkserver import")
@@ -50,7 +57,7 @@ def _imports_nemo(words: list[str]) -> bool:
     """Whether a process is a rank, a command, or what `multiprocessing` starts for them."""
     if not words or any(name in os.environ for name in READ_AT_IMPORT):
         return False
-    if EVERY in os.environ and _is_ours(words):
+    if MORE in os.environ and _loads_torch(words):
         return True
     if words[0] == "-c":
         return words[1].startswith(MULTIPROCESSING)
@@ -61,11 +68,14 @@ def _imports_nemo(words: list[str]) -> bool:
     return "LOCAL_RANK" in os.environ or words[:2] == ["-m", RUNNER]
 
 
-def _is_ours(words: list[str]) -> bool:
-    """Whether a process is a command, or runs code that a page shows."""
+def _loads_torch(words: list[str]) -> bool:
+    """Whether a process is a command, or runs code of a page, that would import torch."""
     if words[0] == "-c":
-        return not words[1].startswith("from multiprocessing.")
-    return words[:2] == ["-m", "longhaul.cli"] or words[0].endswith((".py", "/longhaul"))
+        return any(name in words[1] for name in LOAD_TORCH_TOO)
+    command = words[2:3] if words[:2] == ["-m", "longhaul.cli"] else words[1:2]
+    if words[0].endswith("/longhaul") or words[0] == "-m":
+        return command != [] and command[0] in LOAD_TORCH
+    return words[0].endswith(".py")
 
 
 def _stand_in() -> None:
