@@ -289,6 +289,8 @@ def _digest(config: dict[str, Any]) -> str:
 
 
 def _files(value: Any) -> Iterator[Path]:
+    if not value:  # tasks that make their prompts state an empty path
+        return
     if isinstance(value, dict):
         for each in value.values():
             yield from _files(each)

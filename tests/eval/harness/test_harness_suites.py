@@ -21,6 +21,13 @@ def theirs() -> Path:
     return Path(lm_eval.tasks.__file__).parent
 
 
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Path:
+    to = tmp_path_factory.mktemp("of_words") / "tokenizer"
+    train(support.texts(), 3000).save(to)
+    return to
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
@@ -84,10 +91,10 @@ def test_a_metric_that_is_downloaded_code_is_refused_by_name(folder):
         ("fwe", "ruler_fwe"),
     ],
 )
-def test_a_length_that_is_too_small_is_told_with_the_smallest(folder, theirs, tmp_path, file, name):
+def test_a_length_that_is_too_small_is_told_with_the_smallest(
+    folder, theirs, tokenizer, file, name
+):
     (folder / f"{file}.yaml").write_text(f"include: {theirs / 'ruler' / file}.yaml\n")
-    tokenizer = tmp_path / "tokenizer"
-    train(support.texts(), 3000).save(tokenizer)
     [task], _, manager = find([name], folder)
 
     def made(length: int) -> int:
@@ -101,6 +108,17 @@ def test_a_length_that_is_too_small_is_told_with_the_smallest(folder, theirs, tm
     smallest = int(str(refused.value).partition("take ")[2].partition(";")[0].replace(",", ""))
     assert 64 < smallest < 2048
     assert made(smallest + 64) == 1
+
+
+def test_a_task_that_makes_its_prompts_is_the_same_in_every_working_folder(
+    folder, theirs, tmp_path, monkeypatch
+):
+    (folder / "vt.yaml").write_text(f"include: {theirs / 'ruler' / 'vt'}.yaml\n")
+    [task], _, _ = find(["ruler_vt"], folder)
+    (tmp_path / "notes.txt").write_text("of another folder")
+    monkeypatch.chdir(tmp_path)
+    [there], _, _ = find(["ruler_vt"], folder)
+    assert there.digest == task.digest
 
 
 def test_a_tokenizer_of_too_many_tokens_for_the_solved_example_of_vt_is_told(
