@@ -5,7 +5,7 @@ import pytest
 
 from tests.benchmarks.test_benchmarks_run import page_of, rows_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 def test_a_slow_rank_is_named_by_the_record_the_alert_and_the_watcher(tmp_path):

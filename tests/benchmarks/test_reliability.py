@@ -28,6 +28,7 @@ def test_a_stage_that_is_killed_in_saves_and_at_its_start_ends_with_the_same_los
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # tests/longhaul/test_damaged has every kind of file too
 def test_damages_of_each_kind_of_file_are_refused_by_name(tmp_path):
     size = ["--flips", "28", "--cuts", "14"]
     page = page_of("reliability.flips", *size, out=tmp_path / "page.md")

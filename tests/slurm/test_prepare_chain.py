@@ -14,7 +14,7 @@ from tests.data.preparation.conftest import contents
 from tests.slurm.support.processes import carrying
 from tests.slurm.test_chain import LONG, Chain
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(2400)]
 
 
 def rank_of_job(slurm, number: int) -> int | None:

@@ -208,8 +208,8 @@ def scores(run: Path) -> list[dict]:
     [
         pytest.param(1, 1, 1, id="one rank", marks=pytest.mark.nightly),
         pytest.param(2, 1, 1, id="DP=2"),
-        pytest.param(2, 1, 2, id="CP=2", marks=pytest.mark.nightly),  # the command above has CP=2
-        pytest.param(2, 2, 1, id="TP=2"),
+        pytest.param(2, 1, 2, id="CP=2", marks=pytest.mark.nightly),  # as in the command above
+        pytest.param(2, 2, 1, id="TP=2", marks=pytest.mark.nightly),  # as in answers/test_generation
     ],
 )
 def test_ranks_answer_and_score_as_transformers_does(

@@ -88,6 +88,7 @@ def test_a_structure_that_no_shipped_recipe_has_is_rehearsed(rehearse, tmp_path,
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # a probe, in the file of that name, takes a combination of one's own
 def test_a_combination_that_no_row_has_is_rehearsed_and_its_card_says_how(
     rehearse, made_up_store, tmp_path
 ):
