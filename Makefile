@@ -16,7 +16,7 @@ PY := $(VENV)/bin/python
 # Debian 12 brings pip 23.0.1, which resolves the lock in 56 s of CPU where 26.3 takes 22.
 PIP_RELEASE := pip>=24.1,<27
 PIP := $(PY) -m pip --quiet --quiet --disable-pip-version-check --no-input
-WORKERS ?= 3
+WORKERS ?= 2
 TEST_OPTIONS = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 BUDGET_MINUTES = $(if $(ONLY),6,25)
 # PyTorch without CUDA, which no other index has. 1 alone: some systems set CPU to the processor's name.
@@ -69,7 +69,7 @@ real: $(INSTALLED)  ## take SmolLM2-135M from 8K to 16K tokens on two CPU cores,
 
 # A file's tests stay with one worker and share what they trained (tests/suite_time.py). A third worker
 # computes while the one with the Slurm tests waits.
-test: $(INSTALLED)  ## run the tests, on WORKERS=3 processes; ONLY='not slow' for a quarter of the time
+test: $(INSTALLED)  ## run the tests, on WORKERS=2 processes; ONLY='not slow' for a quarter of the time
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(TEST_OPTIONS) --budget-minutes $(BUDGET_MINUTES) $(if $(ONLY),-m '$(ONLY)')
 
 nightly: $(INSTALLED)  ## run the further cases that make test leaves out, in about an hour

@@ -7,8 +7,7 @@ that the warm-start server forked for it.
 
 `durations.json` has the seconds of each file that takes five or more, with setups and teardowns, as
 `make durations` measured them. Files are started longest first, so that no worker is left with one
-when the others have ended. Files that need the real Slurm share it on one worker and are the first:
-they wait more than they compute, so there is one more worker than cores.
+when the others have ended. Files that need the real Slurm share it on one worker and are the first.
 """
 
 import json

@@ -58,8 +58,11 @@ assert [path.name for path in folder.iterdir()] == ["lock"]
     "before",
     [
         "from data.cuda_extension import prepare_process; prepare_process()",
-        "from longhaul.terminal.console import loading; part = loading('it'); part.__enter__()",
-        "import data.without_cuda_extension",
+        pytest.param(
+            "from longhaul.terminal.console import loading; part = loading('it'); part.__enter__()",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param("import data.without_cuda_extension", marks=pytest.mark.nightly),
     ],
 )
 def test_the_lock_of_a_killed_process_is_not_waited_for(before, tmp_path):

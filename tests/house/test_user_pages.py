@@ -56,6 +56,7 @@ def one_gpu(tmp_path_factory) -> tuple[Path, dict[str, str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # its commands are also those of the guide, test_ladder and hugging_face.md
 @pytest.mark.timeout(1800)
 def test_the_laptop_s_page_trains_evaluates_and_exports(tmp_path):
     type_page(LAPTOP, tmp_path)

@@ -17,9 +17,11 @@ from tests.conditions import until
 pytestmark = pytest.mark.slow
 
 LONGHAUL = Path(sys.executable).parent / "longhaul"
+KILLS = [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)]
+"""The second is shown of what starts ranks by `tests/slurm/test_starter.py`."""
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["interrupt", "kill"])
+@pytest.mark.parametrize("how", KILLS, ids=["interrupt", "kill"])
 def test_an_interrupted_stage_saves_and_leaves_no_rank_running(tmp_path, small_store, how):
     command = [LONGHAUL, "pretrain", "--factory", "tiny_512", f"data.store={small_store}"]
     process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)

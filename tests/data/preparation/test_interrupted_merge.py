@@ -51,7 +51,11 @@ def killed_before_change(number: int, do: Callable[[], object], since: Path | No
     os._exit(0)
 
 
-@pytest.mark.parametrize("overwrite", [False, True], ids=["new", "overwrite"])
+@pytest.mark.parametrize(
+    "overwrite",
+    [pytest.param(False, marks=pytest.mark.nightly), True],
+    ids=["new", "overwrite"],
+)
 def test_a_merge_killed_before_any_change_of_a_file_is_continued_by_the_same_command(
     mixed, tokenizer_folder, tmp_path: Path, reference: Manifest, monkeypatch, overwrite: bool
 ) -> None:

@@ -155,6 +155,11 @@ def test_a_group_may_list_a_task_of_the_harness(folder):
     write(folder, "one")
     (folder / "both.yaml").write_text("group: both\ntask: [one, copa]\n")
     assert [task.name for task in find(["both"], folder)[0]] == ["one", "copa"]
+
+
+@pytest.mark.nightly  # the harness reads all of its tasks once more
+def test_a_group_may_not_list_a_task_that_nobody_has(folder):
+    write(folder, "one")
     (folder / "none.yaml").write_text("group: none\ntask: [one, no_such_task]\n")
     with pytest.raises(ValueError, match="lists a task 'no_such_task' that the harness"):
         find(["none"], folder)
