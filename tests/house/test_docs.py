@@ -74,12 +74,14 @@ def page(tree: Path, links: Iterable[str]) -> tuple[int, str]:
     return build(tree, tree / "site")
 
 
+@pytest.mark.nightly  # `make docs` builds it too; links of pages are those of test_readme
 @pytest.mark.timeout(300)
 def test_the_site_builds_without_a_warning(site):
     assert "extends the context window" in (site / "index.html").read_text()
     assert (site / "search" / "search_index.json").stat().st_size > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_module_has_its_place_in_the_reference(site, room):
     pages = [site / "api" / room / "index.html", *(site / "api" / room).glob("*.html")]

@@ -4,7 +4,7 @@
     python -m benchmarks.gpu.rental.prepare [--python python3.12] [--only a|b|weights]
 
 Needs a Python 3.12, binutils and a package index; archive b also a C++ compiler, a CUDA 13 toolkit
-(CUDA_HOME) and, the first time, up to an hour of two cores: the extension that is compiled is kept
+(CUDA_HOME) and, the first time, half an hour of two cores: the extension that is compiled is kept
 in `.kit/kept`. `.pythons/rental_bare` gets torch 2.11 with its CUDA packages and nothing
 else, which takes 6 GB.
 """

@@ -264,6 +264,7 @@ def test_a_process_of_a_ray_cluster_reads_a_plan_once_and_another_release_is_one
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # what Ray runs is what processes run; its nodes can take minutes to start
 def test_a_ray_cluster_gives_the_same_store(make, reference):
     import ray
     from ray.cluster_utils import Cluster

@@ -203,14 +203,11 @@ def scores(run: Path) -> list[dict]:
     return [json.loads(file.read_text()) for file in files]
 
 
+@pytest.mark.nightly  # the command above has both, test_ruler and test_generation have ranks
 @pytest.mark.parametrize(
     ("ranks", "tp", "cp"),
-    [
-        pytest.param(1, 1, 1, id="one rank", marks=pytest.mark.nightly),
-        pytest.param(2, 1, 1, id="DP=2"),
-        pytest.param(2, 1, 2, id="CP=2", marks=pytest.mark.nightly),  # as in the command above
-        pytest.param(2, 2, 1, id="TP=2", marks=pytest.mark.nightly),  # as in answers/test_generation
-    ],
+    [(1, 1, 1), (2, 1, 1), (2, 1, 2), (2, 2, 1)],
+    ids=["one rank", "DP=2", "CP=2", "TP=2"],
 )
 def test_ranks_answer_and_score_as_transformers_does(
     models, tasks, by_transformers, tmp_path, ranks, tp, cp

@@ -201,6 +201,7 @@ def test_suites_that_would_fail_are_refused_before_anything_is_submitted(
     assert not (tree / "runs").exists()
 
 
+@pytest.mark.nightly  # the harness reads all of its tasks
 def test_tasks_make_prompts_with_the_tokenizer_of_another_store(answer, tree, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tree / "books").mkdir()
