@@ -11,7 +11,7 @@ from recipes.spec.model_card import ModelCard
 
 TINY = ModelCard(
     name="tiny",
-    layers=4,
+    layers=2,
     hidden=128,
     ffn_hidden=384,
     heads=4,

@@ -60,7 +60,7 @@ def test_an_mlp_s_backward_of_the_tiny_model_added_up_by_hand():
     head = 512 * 128 * 4  # its gradient, before that of the embedding is added to it
     rest = (56 + 4 * 32) * tokens  # what comes with a token; cos and sin
     assert found.peak_in == "mlp"
-    assert found.activations == 4 * x + attention + mlp + head + x + rest
+    assert found.activations == 2 * x + attention + mlp + head + x + rest
     assert found.categories["weights"] == 4 * TINY.parameters
     assert found.categories["gradients"] == 4 * TINY.parameters
     assert found.categories["optimizer"] == 8 * TINY.parameters

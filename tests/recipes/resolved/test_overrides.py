@@ -10,9 +10,9 @@ from recipes.shipped import factories
 @pytest.mark.parametrize(
     ("words", "interval"),
     [
-        ([], 105),
+        ([], 120),
         (["trainer.max_steps=3"], 3),
-        (["trainer.max_steps=200"], 105),
+        (["trainer.max_steps=200"], 120),
         (["trainer.max_steps=3", "trainer.val_check_interval=2"], 2),
     ],
 )

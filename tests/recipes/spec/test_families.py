@@ -202,24 +202,24 @@ def test_a_card_of_no_family_is_refused(name, changed, words):
 
 
 def test_matmul_parameters_of_experts_and_of_an_mlp_without_gate_are_the_sums_by_hand():
-    # 4 layers of attention 128 * 32 * (4 + 2 + 2 + 4), a head of 128 * 512; an MLP matrix has
+    # 2 layers of attention 128 * 32 * (4 + 2 + 2 + 4), a head of 128 * 512; an MLP matrix has
     # 128 * 384 weights, a router 128 * 4.
-    rest, matrix = 4 * 128 * 32 * 12 + 128 * 512, 128 * 384
-    assert card("llama").matmul_parameters == rest + 4 * 3 * matrix
-    assert card("nemotron").matmul_parameters == rest + 4 * 2 * matrix
-    assert card("mixtral").matmul_parameters == rest + 4 * (2 * 3 * matrix + 128 * 4)
+    rest, matrix = 2 * 128 * 32 * 12 + 128 * 512, 128 * 384
+    assert card("llama").matmul_parameters == rest + 2 * 3 * matrix
+    assert card("nemotron").matmul_parameters == rest + 2 * 2 * matrix
+    assert card("mixtral").matmul_parameters == rest + 2 * (2 * 3 * matrix + 128 * 4)
 
 
 def test_parameters_of_each_family_are_the_sums_by_hand():
-    # 4 layers of attention, embedding and head of 128 * 512; 9 norms of 128; a query, key or value
+    # 2 layers of attention, embedding and head of 128 * 512; 5 norms of 128; a query, key or value
     # of all heads has 128 + 2 * 64 rows.
-    rest, matrix = 4 * 128 * 32 * 12 + 2 * 128 * 512, 128 * 384
-    dense = rest + 4 * 3 * matrix + 9 * 128
-    moe = rest + 4 * (4 * 3 * matrix + 128 * 4) + 9 * 128
+    rest, matrix = 2 * 128 * 32 * 12 + 2 * 128 * 512, 128 * 384
+    dense = rest + 2 * 3 * matrix + 5 * 128
+    moe = rest + 2 * (4 * 3 * matrix + 128 * 4) + 5 * 128
     assert card("llama").parameters == card("mistral").parameters == dense
     assert card("llama", tied_embeddings=True).parameters == dense - 128 * 512
-    assert card("qwen2").parameters == dense + 4 * (128 + 2 * 64)
-    assert card("qwen3").parameters == dense + 4 * 2 * 32
+    assert card("qwen2").parameters == dense + 2 * (128 + 2 * 64)
+    assert card("qwen3").parameters == dense + 2 * 2 * 32
     assert card("mixtral").parameters == moe
-    assert card("qwen3_moe").parameters == moe + 4 * 2 * 32
-    assert card("nemotron").parameters == rest + 4 * 2 * matrix + 9 * 2 * 128
+    assert card("qwen3_moe").parameters == moe + 2 * 2 * 32
+    assert card("nemotron").parameters == rest + 2 * 2 * matrix + 5 * 2 * 128
