@@ -31,14 +31,14 @@ TINY_LADDER = Ladder(
             rope=RopeScaling.base_change(BASE_2K),
             tokens=48 * 4 * K,
             tokens_per_batch=4 * K,
-            lr=Cosine(peak=3e-3),
+            lr=Cosine(peak=1.5e-3),
         ),
         Stage(
             seq_length=8 * K,
             rope=RopeScaling.yarn(base=BASE_2K, factor=4.0, original_length=2 * K),
             tokens=24 * 8 * K,
             tokens_per_batch=8 * K,
-            lr=Cosine(peak=2e-3),
+            lr=Cosine(peak=1e-3),
         ),
     ),
 )
