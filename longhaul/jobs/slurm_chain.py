@@ -32,6 +32,8 @@ from slurm.entrypoint import run
 from slurm.executors import executor
 from slurm.experiment import Job
 
+EVALUATION_DOCUMENTS = 12
+
 
 def jobs(
     plan: LadderRun,
@@ -43,7 +45,7 @@ def jobs(
     evaluated: bool = True,
     scored: Sequence[ModelJob] = (),
     cache: Mapping[str, str] = MappingProxyType({}),
-    evaluation_documents: int = local_chain.EVALUATION_DOCUMENTS,
+    evaluation_documents: int = EVALUATION_DOCUMENTS,
     trials: int = local_chain.EVALUATION_TRIALS,
 ) -> list[Job]:
     """Return the jobs that are left to do, in order; a stage that is finished is not run again.

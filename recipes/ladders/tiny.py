@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tiny ladder: 512 tokens from scratch, a base change to 2,048, YaRN to 8,192.
 
-All values are ours, chosen so that two CPU cores train it in about five minutes. The later peaks
-are lower than the first, since batches of four sequences, then one, are noisier.
+All values are ours, chosen so that two CPU cores train it in about two minutes. The later peaks are
+lower than the first, since batches of two sequences, then one, are noisier.
 """
 
 from custom_modules.rope.config import RopeScaling
@@ -16,7 +16,7 @@ TINY_LADDER = Ladder(
     source="ours",
     cards=("tiny",),
     data="Ours: the documents that `longhaul prepare` makes without a source.",
-    ours=("All values, chosen so that two CPU cores train it in about five minutes.",),
+    ours=("All values, chosen so that two CPU cores train it in about two minutes.",),
     stages=(
         Stage(
             seq_length=512,
@@ -36,7 +36,7 @@ TINY_LADDER = Ladder(
         Stage(
             seq_length=8 * K,
             rope=RopeScaling.yarn(base=BASE_2K, factor=4.0, original_length=2 * K),
-            tokens=24 * 8 * K,
+            tokens=16 * 8 * K,
             tokens_per_batch=8 * K,
             lr=Cosine(peak=1e-3),
         ),

@@ -20,6 +20,8 @@ SEQUENCES = 2
 """Of each batch, unless options say `sequences`."""
 BATCH = SEQUENCES * SEQ_LENGTH
 STEPS = 20
+LAYERS = 4
+"""For pipelines of three stages, and of two that take turns; the tiny card has two."""
 
 
 def recipe(options: dict[str, Any]):
@@ -73,7 +75,7 @@ def recipe(options: dict[str, Any]):
     other = dict(options.get("card", {}))
     if "pattern" in other:
         other["pattern"] = LayerPattern.from_dict(other["pattern"])
-    card = replace(TINY, **other)
+    card = replace(TINY, **{"layers": LAYERS, **other})
     made = pretrain(card, ladder, SEQ_LENGTH, layout)
     place(made, card, ladder, stage, run_to=Path(options["run"]), store=Path(options["store"]))
     made.log.ckpt.every_n_train_steps = 5

@@ -84,7 +84,9 @@ def test_a_job_that_failed_says_why(tmp_path, how, said):
 
 
 def test_a_program_that_cannot_import_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("slurm.forked_agents.PROGRAM", tmp_path / "absent.py")
+    program = tmp_path / "program.py"
+    program.write_text("raise ImportError('there is no NeMo')")
+    monkeypatch.setattr("slurm.forked_agents.PROGRAM", program)
     job = Job("job", nemo_run.Partial(fails, how="exits"), local_executor(2))
-    with pytest.raises(JobFailedError, match=r"absent\.py"):
+    with pytest.raises(JobFailedError, match="ImportError: there is no NeMo"):
         run_in_order("jobs", [job], tmp_path / "launch")

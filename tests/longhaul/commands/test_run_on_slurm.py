@@ -108,9 +108,9 @@ def test_a_store_is_made_by_a_plan_an_array_and_a_merge_when_jobs_are_asked_for(
         ({"tunnel": {"kind": "ssh", "host": "127.0.0.1", "port": 1, "user": "me", "folder": "/x"}},
          (), "tunnel.host 127.0.0.1 does not answer on port 1"),
         ({}, ("--eval-tp", "4"), "PP 1: 4 heads and 2 KV heads are not both divisible by TP 4"),
-        ({}, ("--eval-pp", "6"), "CP 1 and PP 6: 4 layers are not divisible by PP 6, nor are 6 wi"),
+        ({}, ("--eval-pp", "6"), "CP 1 and PP 6: 2 layers are not divisible by PP 6, nor are 4 wi"),
         ({}, ("--gate", "pasky=1"), "a gate has no 'pasky'; did you mean passkey?"),
-        ({}, ("--profile", "steps=5:99"), "tiny_2k has 50 steps and 99 is none of them"),
+        ({}, ("--profile", "steps=5:99"), "tiny_2k has 48 steps and 99 is none of them"),
     ],
     ids=str,
 )  # fmt: skip
