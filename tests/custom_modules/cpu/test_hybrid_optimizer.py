@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-Core's optimizer with a part of it on the CPU takes the steps of the whole."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 
+from custom_modules.memory.optimizer_on_host import wait_for_weights
 from custom_modules.rope.config import RopeScaling
 from tests.custom_modules.support import llamas
 from tests.custom_modules.support.device_stand_ins import HostIsApart
@@ -68,3 +72,44 @@ def test_an_offloaded_optimizer_takes_the_steps_of_one_on_the_device():
         for name, weight in weights.items():
             torch.testing.assert_close(moved[name], weight, rtol=1e-5, atol=1e-6)
         assert ours == losses
+
+
+class Stream:
+    """Records what is queued, in one list for all streams."""
+
+    def __init__(self, name: str, queued: list[tuple[str, ...]]) -> None:
+        self.name, self._queued = name, queued
+
+    def wait_stream(self, other: "Stream") -> None:
+        self._queued.append((self.name, "waits for", other.name))
+
+    def record_event(self) -> "Stream":
+        return self
+
+    def wait(self, stream: "Stream") -> None:
+        stream.wait_stream(self)
+
+    def synchronize(self) -> None:
+        self._queued.append(("host", "waits for", self.name))
+
+
+@pytest.mark.usefixtures("megatron_rank")
+def test_what_follows_a_step_waits_for_the_weights_that_it_copied(monkeypatch):
+    queued: list[tuple[str, ...]] = []
+    current = Stream("current", queued)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    weight = torch.nn.Parameter(torch.ones(8))
+    with HostIsApart():
+        optimizer = HybridDeviceOptimizer(
+            [weight], offload_fraction=1.0, cpu_optimizer_cls=torch.optim.AdamW,
+            gpu_optimizer_cls=torch.optim.AdamW, pin_cpu_grads=False,
+            overlap_cpu_optimizer_d2h_h2d=True, lr=0.5,
+        )  # fmt: skip
+        optimizer._h2d_stream = Stream("to device", queued)
+        optimizer._d2h_stream = Stream("to host", queued)
+        wait_for_weights(SimpleNamespace(optimizer=optimizer))
+        weight.grad = torch.ones(8)
+        optimizer.step()
+    assert ("current", "waits for", "to host") in queued  # Megatron-Core's own
+    assert queued[-1] == ("current", "waits for", "to device")

@@ -26,7 +26,7 @@ def test_a_step_is_shown_by_cause_with_the_settings_it_ran_under(answer, monkeyp
     monkeypatch.setattr(memory, "measure_on_ranks", kept)
     code, shown, said = answer(*TINY, "--shrink", "--layers", 2, "--seq", 128, *KEEP)
     assert code == 0, said
-    assert "on 2 cpu ranks: 2 layers of 128, 128 tokens x 4, 1 of 2 micro-batches" in shown
+    assert "on 2 cpu ranks: 2 layers of 128, 128 tokens x 4, 1 of 1 micro-batches" in shown
     assert "recompute kept_attention, tiling mlp, offload none, cp ulysses" in shown
     lines = [line[1:].strip() for line in shown.splitlines()]
     rows = [name for line in lines for name in CATEGORIES if line.startswith(f"{name} ")]
