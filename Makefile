@@ -67,8 +67,7 @@ gpu-check:  ## check the CUDA path without a GPU: recipes, kernels, process grou
 real: $(INSTALLED)  ## take SmolLM2-135M from 8K to 16K tokens on two CPU cores, in about 40 minutes
 	@$(PY) -m examples.real_model.steps
 
-# A file's tests stay with one worker and share what they trained (tests/suite_time.py). A third worker
-# computes while the one with the Slurm tests waits.
+# A file's tests stay with one worker and share what they trained (tests/suite_time.py).
 test: $(INSTALLED)  ## run the tests, on WORKERS=2 processes; ONLY='not slow' for a quarter of the time
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(TEST_OPTIONS) --budget-minutes $(BUDGET_MINUTES) $(if $(ONLY),-m '$(ONLY)')
 

@@ -17,7 +17,6 @@ import nemo_run as run
 from torchx.specs import AppState
 
 from data.files.whole import missing_folders, remove_empty
-from slurm.forked_agents import Agents, forked_agents
 from slurm.local_executor import started_without_shell, stop_ranks
 from slurm.outcome import VARIABLE, outcome, record_failure
 from slurm.quoting import pack
@@ -33,8 +32,6 @@ _ENDED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 
 _NAMES_RANKS = re.compile(r"\S*CheckpointException: CheckpointException ranks:")
 """torch's line that only names ranks; what each of them raised follows."""
-_OF_AGENT = "torch.multiprocessing.spawn.ProcessExitedException"
-"""What an agent raises for a forked rank that ended, which raised or wrote why itself."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +75,6 @@ class Chain(run.Experiment):
     tell: Callable[[str], Any] = print
     words: Mapping[str, Path] = MappingProxyType({})
     """Paths of the jobs' outcomes: a job that was told to stop succeeds, but is not finished."""
-    agents: Agents | None = None
-    """What starts the agents of local jobs; None: torchx does."""
 
     def _prepare(self, exist_ok: bool = False) -> None:
         super()._prepare(exist_ok=exist_ok)
@@ -88,12 +83,10 @@ class Chain(run.Experiment):
                 for role in job._executable.roles:
                     started_without_shell(role, Path(job.executor.job_dir))
         pack([job.executor for job in self.jobs if isinstance(job.executor, run.SlurmExecutor)])
-        if self.agents is not None:
-            self.agents.start_for(self._runner._scheduler("local_persistent"))
 
     def _wait_for_jobs(self, jobs: list[Any]) -> None:
         def stop(signum: int, frame: Any) -> None:
-            stop_ranks(self.tell, () if self.agents is None else self.agents.running)
+            stop_ranks(self.tell)
             for job in jobs:
                 job.cancel(self._runner)
             raise KeyboardInterrupt
@@ -128,7 +121,6 @@ def _first_error(folder: Path) -> tuple[Path | None, str]:
         text,
         flags=re.MULTILINE,
     )
-    raised = [line for line in raised if not line.startswith(_OF_AGENT)]
     of_ranks = [line for line in raised if not _NAMES_RANKS.match(line)] or raised
     return logs[-1], of_ranks[0] if of_ranks else _last_words(text)
 
@@ -161,24 +153,12 @@ def run_in_order(
     """
     words = {job.name: folder / "outcomes" / job.name for job in jobs}
     left = [_leaving_word(job, words[job.name]) for job in jobs]
-    with forked_agents() as agents:
-        _run_left(title, left, folder, tell, words, agents)
-
-
-def _run_left(
-    title: str,
-    left: list[Job],
-    folder: Path,
-    tell: Callable[[str], Any],
-    words: Mapping[str, Path],
-    agents: Agents | None,
-) -> None:
     while left:
         for job in left:
             words[job.name].unlink(missing_ok=True)
         try:
             with _chain(title, left, folder) as chain:
-                chain.tell, chain.words, chain.agents = tell, words, agents
+                chain.tell, chain.words = tell, words
                 _add(chain, left)
                 chain.run(sequential=True)
             return

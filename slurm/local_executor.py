@@ -6,7 +6,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -102,10 +102,8 @@ def allocator_settings(said: str) -> str:
     return ",".join(filter(None, (said, timeouts.ALLOCATOR)))
 
 
-def stop_ranks(tell: Callable[[str], Any], agents: Iterable[int] = ()) -> None:
+def stop_ranks(tell: Callable[[str], Any]) -> None:
     """Ask the ranks that this process started to stop, and wait until they have.
-
-    `agents` are the process numbers of those that are forked, whose processes do not show it.
 
     A rank in training saves at the end of its step. An agent would not wait for that, and a killed
     agent leaves its ranks behind, so agents are signalled only after their ranks exit. Another
@@ -113,16 +111,13 @@ def stop_ranks(tell: Callable[[str], Any], agents: Iterable[int] = ()) -> None:
     """
     below = psutil.Process().children(recursive=True)
     ranks = {process.pid: process for process in below if _is_rank(process)}
-    for agent in agents:
-        with suppress(psutil.NoSuchProcess):
-            forked = psutil.Process(agent).children(recursive=True)
-            ranks |= {process.pid: process for process in forked}
     first = [process for process in ranks.values() if _parent(process) not in ranks]
 
     def kill(*_: Any) -> None:
-        for process in ranks.values():
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        for process in below:
+            if process.pid in ranks:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
 
     before = signal.signal(signal.SIGINT, kill)
     try:

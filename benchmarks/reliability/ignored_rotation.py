@@ -6,10 +6,10 @@
 
 For each method `longhaul pretrain` trains the tiny model on two CPU ranks, and on the second one
 the builder of models ignores a setting: factor 16 is configured and 8 is used (another base for
-plain RoPE, the short divisors in place of the long ones for LongRoPE). The fault is in the ranks
-alone, put there by a `sitecustomize` of the program that forks them: command, recipe and
-configuration are right. For `tables` the model's settings are right too, and the cos and sin that
-attention gets are not.
+plain RoPE, the short divisors in place of the long ones for LongRoPE). The fault is in the ranks'
+processes alone, put there by a `sitecustomize` on their path: command, recipe and configuration
+are right. For `tables` the model's settings are right too, and the cos and sin that attention gets
+are not.
 
 Then a stage is trained without a fault, the rotation that its checkpoint records is changed to
 factor 8, and the commands that open it are run. `unchanged` are the same commands before that.
@@ -92,9 +92,9 @@ def used(method: str) -> RopeScaling:
 
 
 def plant() -> None:
-    """Make the builder of rank 1, which is forked from this process, ignore the recipe."""
+    """Make the builder of this process ignore the recipe, once it is imported; for rank 1."""
     method = os.environ.get(VARIABLE, "")
-    if not method or not any(word.endswith("local_agents.py") for word in sys.orig_argv):
+    if not method or os.environ.get("RANK") != "1":
         return
     if method == "tables":
         rotary.Rotation.table = _other_table(rotary.Rotation.table)  # type: ignore[method-assign]
@@ -124,21 +124,13 @@ def plant() -> None:
 
 
 def _other_table(table: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, *args: table(
-        rotary.Rotation(used("tables"), self.head_dim) if _is_second() else self, *args
-    )
-
-
-def _is_second() -> bool:
-    return os.environ.get("RANK") == "1"
+    return lambda self, *args: table(rotary.Rotation(used("tables"), self.head_dim), *args)
 
 
 def _ignore_the_recipe(mixin: Any, method: str) -> None:
     built = mixin.configure_model
 
     def build(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_second():
-            return built(self, *args, **kwargs)
         stated, self.rope = self.rope, used(method)
         try:
             return built(self, *args, **kwargs)

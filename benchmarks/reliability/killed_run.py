@@ -24,8 +24,6 @@ STAGE = "tiny_512"
 SAVE_EVERY = 3
 Victim = Literal["rank", "ranks", "agent", "command", "all"]
 VICTIMS: tuple[Victim, ...] = get_args(Victim)
-AGENT = "pt_elastic"
-"""Name that torch gives the process of an agent."""
 POLL_SECONDS = 0.002
 START_SECONDS = 600.0
 COMPARED = ("loss", "grad_norm", "lr", "tokens", "samples")
@@ -167,7 +165,7 @@ class Run:
 
 def _is_agent(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
-        return process.name() == AGENT
+        return any(Path(word).name == "torchrun" for word in process.cmdline()[:3])
     return False
 
 

@@ -12,8 +12,6 @@ import psutil
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (the system's folder of segments)
 SYSTEM_V = {"semaphores": Path("/proc/sysvipc/sem"), "segments": Path("/proc/sysvipc/shm")}
-AGENT = "pt_elastic"
-"""Name that torch gives the process of an agent; `slurm.local_agents` names ranks."""
 MARK = "LONGHAUL_SOAK"
 """Environment variable that all processes of one command inherit."""
 
@@ -100,10 +98,15 @@ def files_below(folders: Iterable[Path]) -> frozenset[str]:
 
 def ranks_below(process: psutil.Process) -> dict[str, psutil.Process]:
     """Return the ranks that a command started, and the agent between them and it."""
+    below = process.children(recursive=True)
     found: dict[str, psutil.Process] = {}
-    for each in process.children(recursive=True):
+    for each in below:
         with suppress(psutil.Error):
+            rank = each.environ().get("RANK")
             above = each.parent()
-            if above is not None and above.name() == AGENT:
-                found |= {each.name(): each, "agent": above}
+            if rank is None or above is None or above.environ().get("RANK") is not None:
+                continue
+            found[f"rank {rank}"] = each
+            if above.pid != process.pid:
+                found["agent"] = above
     return found

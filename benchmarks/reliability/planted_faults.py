@@ -8,8 +8,8 @@ Claim: each fault is named by its kind in `health.jsonl`, by the alert command a
 watch`, with the rank, the documents or the folder where there is one, and a sound training has no
 finding. Each training is `longhaul pretrain` of the tiny model on two CPU ranks, followed by
 `longhaul watch`; the fault is a callback on its ranks (`benchmarks.reliability.faults`), which
-`sitecustomize` adds in the program that forks them. The full disk is a small tmpfs where mounting
-is permitted, and elsewhere a limit of file sizes.
+`sitecustomize` adds in them. The full disk is a small tmpfs where mounting is permitted, and
+elsewhere a limit of file sizes.
 """
 
 import argparse
@@ -52,10 +52,10 @@ class Planter:
             plant(module, *json.loads(PLANTED))
         spec.loader.exec_module = run_and_plant
         return spec
-if PLANTED and any(word.endswith("local_agents.py") for word in sys.orig_argv):
+if PLANTED and "LOCAL_RANK" in os.environ:
     sys.meta_path.insert(0, Planter())
 """
-"""`sitecustomize` of the program that forks the ranks: Python imports it before anything else."""
+"""`sitecustomize` of the ranks: Python imports it before anything else."""
 PLACE, PACKAGE = re.compile(r"[^\s'\"]*/run/"), re.compile(r"[^\s'\"]*/site-packages/")
 """Paths of this machine, which a page does not show."""
 TMPFS_MIB = 160

@@ -47,7 +47,7 @@ print(Rotation(METHODS["yarn"], 32).table(torch.tensor([[0]]), 512)[0].max().ite
 @pytest.mark.parametrize(("rank", "temperature"), [("0", 1.27726), ("1", 1.20794)])
 def test_tables_are_planted_on_the_second_rank_alone(rank, temperature):
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROBE, "local_agents.py"],
+        [sys.executable, "-W", "ignore", "-c", PROBE],
         env={"RANK": rank, VARIABLE: "tables", "PYTHONPATH": str(TREE)},
         capture_output=True,
         text=True,

@@ -43,14 +43,14 @@ def test_an_interrupted_stage_saves_and_leaves_no_rank_running(tmp_path, small_s
 
 
 def _ranks(folder: Path) -> list[str]:
-    """Return the ranks that run in a folder."""
+    """Return the processes that run in a folder."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if (entry / "cwd").resolve() == folder and (
-                    (entry / "comm").read_text().startswith("rank ")
-                ):
+                if (entry / "cwd").resolve() == folder and b"local_rank.py" in (
+                    entry / "cmdline"
+                ).read_bytes():
                     found.append(entry.name)
             except OSError:
                 continue

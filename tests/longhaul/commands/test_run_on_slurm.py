@@ -42,10 +42,10 @@ def site(folder, **sections):
 
 
 def test_a_dry_run_prints_every_script_in_order_and_leaves_nothing(answer, tree):
-    words = ("--eval-every", 0, "--eval-cp", 2, "--eval-pp", 4, "--profile", "steps=2:3 ranks=all")
+    words = ("--eval-every", 0, "--eval-cp", 2, "--eval-pp", 2, "--profile", "steps=2:3 ranks=all")
     code, shown, said = answer(*RUN, "--cluster", site(tree), *words, "--dryrun")
     assert code == 0, said
-    assert "# tiny_2k is evaluated on 8 ranks: TP 1, CP 2, PP 4" in shown
+    assert "# tiny_2k is evaluated on 4 ranks: TP 1, CP 2, PP 2" in shown
     assert "# tiny_2k is evaluated as often as takes 1% of the time while it trains" in shown
     assert "# steps 2 to 3 of tiny_2k are profiled on every rank, into runs/tiny/stages" in shown
     names = [line.removeprefix("# ---- ") for line in shown.splitlines() if "# ---- " in line]

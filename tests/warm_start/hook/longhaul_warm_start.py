@@ -20,7 +20,6 @@ NO_SERVER = 70
 """Exit code where the server has ended; its log is in the message."""
 
 RUNNER = "nemo_run.core.runners.fdl_runner"
-AGENTS = "local_agents.py"
 SUB_COMMANDS = ("run", "pretrain", "evaluate")
 """What of the command line starts ranks; the rest is tested as it starts, in what it loads too."""
 LOAD_TORCH = (
@@ -55,7 +54,7 @@ def _after_options(words: list[str]) -> list[str]:
 
 
 def _imports_nemo(words: list[str]) -> bool:
-    """Whether a process is a rank, a command, or what forks ranks or processes for them."""
+    """Whether a process is a rank, a command, or what `multiprocessing` starts for them."""
     if not words or any(name in os.environ for name in READ_AT_IMPORT):
         return False
     if MORE in os.environ and _loads_torch(words):
@@ -66,8 +65,6 @@ def _imports_nemo(words: list[str]) -> bool:
         return words[2:3] != [] and words[2] in SUB_COMMANDS
     if os.path.basename(words[0]) == "longhaul":
         return words[1:2] != [] and words[1] in SUB_COMMANDS
-    if os.path.basename(words[0]) == AGENTS:
-        return True
     return "LOCAL_RANK" in os.environ or words[:2] == ["-m", RUNNER]
 
 
