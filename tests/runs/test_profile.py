@@ -7,9 +7,8 @@ import json
 import pytest
 
 from custom_modules.profiling.step_parts import PREFIX
-from recipes.models import TINY
 from tests.runs.conftest import TrainingRun
-from tests.runs.train import BATCH, SEQ_LENGTH
+from tests.runs.train import BATCH, LAYERS, SEQ_LENGTH
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +56,7 @@ def test_the_trace_has_the_profiled_steps_and_a_range_for_each_part(trace):
     named = [event["name"] for event in trace if event.get("cat") == "user_annotation"]
     assert sorted(name for name in named if name.startswith("step ")) == ["step 2", "step 3"]
     count = {name: named.count(PREFIX + name) for name in ("attention", "MLP", "loss")}
-    of_layers = BATCHES * TINY.layers
+    of_layers = BATCHES * LAYERS
     assert count == {"attention": of_layers, "MLP": of_layers, "loss": BATCHES}
     for part in ("attention backward", "MLP backward", "attention recompute"):
         assert named.count(PREFIX + part) == of_layers, part
