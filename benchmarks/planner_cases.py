@@ -50,7 +50,7 @@ def _sixteenth(card: ModelCard) -> ModelCard:
 
 
 WHOLE = (LLAMA31_8B, QWEN3_8B, SMOLLM3_3B, OLMO3_7B, GEMMA3_1B)
-CARDS = {card.name: card for card in (TINY, *map(_sixteenth, WHOLE))}
+CARDS = {card.name: card for card in (replace(TINY, layers=4), *map(_sixteenth, WHOLE))}
 STATE: tuple[Category, ...] = ("weights", "gradients", "optimizer", "host")
 """Causes that are not activations of the device."""
 
