@@ -85,7 +85,7 @@ ON_GPU = Sizes(
     step_lengths=(32 * K, 128 * K),
     longest_step=1024 * K,
 )
-_SMALL = replace(TINY, name="small", heads=8, kv_heads=4, head_dim=16)
+_SMALL = replace(TINY, name="small", layers=4, heads=8, kv_heads=4, head_dim=16)
 ON_CPU = Sizes(
     device="cpu",
     card=_SMALL,

@@ -68,7 +68,7 @@ def test_a_line_says_length_rotation_tokens_and_gpus():
     assert recipes.cells(ROWS["tiny_8k"])[2:-1] == (
         "8K",
         "yarn x4, base 40,000",
-        "369K",
+        "131K",
         "CPU, 2 ranks",
     )
     assert recipes.cells(POSITIONS_SKIP)[2:-1] == (
