@@ -35,7 +35,6 @@ from data.store import (
     TOKENIZER_FILE,
     Manifest,
     StoreError,
-    TokenizerFacts,
     is_store,
     tokenizer_named,
     versions,
@@ -65,6 +64,7 @@ def prepare(
     tokenizer: str | None = None,
     vocab_size: int = VOCAB_SIZE,
     text_key: str = "text",
+    first_token: bool = True,
     heldout_fraction: float = HELDOUT_FRACTION,
     seed: int = 0,
     skip_broken: bool = False,
@@ -79,6 +79,7 @@ def prepare(
         tokenizer: folder or name of a Hugging Face tokenizer; without it one is trained on the
             documents that are not held out.
         vocab_size: vocabulary of the tokenizer to train.
+        first_token: whether documents begin with the tokens that the tokenizer puts first.
         seed: seed of the hash that chooses the held-out documents.
         skip_limit: broken records that `skip_broken` may skip: a count, or a share such as 1%.
 
@@ -91,8 +92,8 @@ def prepare(
     engine = engine or Engine()
     with _preparing(place, overwrite) as work, connected(engine):
         _plan(
-            work, place, source, Settings(text_key, heldout_fraction, seed), tokenizer, vocab_size,
-            skip_broken=skip_broken, skip_limit=skip_limit,
+            work, place, source, Settings(text_key, heldout_fraction, seed, first_token), tokenizer,
+            vocab_size, skip_broken=skip_broken, skip_limit=skip_limit,
         )  # fmt: skip
         if (manifest := _merged(work, place, overwrite)) is not None:
             return manifest
@@ -114,6 +115,7 @@ def write_plan(
     tokenizer: str | None = None,
     vocab_size: int = VOCAB_SIZE,
     text_key: str = "text",
+    first_token: bool = True,
     heldout_fraction: float = HELDOUT_FRACTION,
     seed: int = 0,
     skip_broken: bool = False,
@@ -125,8 +127,8 @@ def write_plan(
     place = Path(out).absolute()
     with _preparing(place, overwrite) as work:
         _plan(
-            work, place, source, Settings(text_key, heldout_fraction, seed), tokenizer, vocab_size,
-            skip_broken=skip_broken, skip_limit=skip_limit,
+            work, place, source, Settings(text_key, heldout_fraction, seed, first_token), tokenizer,
+            vocab_size, skip_broken=skip_broken, skip_limit=skip_limit,
         )  # fmt: skip
         return work
 
@@ -237,12 +239,7 @@ def _plan(
     work.forget_plan()
     chosen = _tokenizer(plan, tokenizer, vocab_size, facts["skip_broken"])
     shutil.rmtree(work.tokenizer, ignore_errors=True)
-    of_tokenizer = TokenizerFacts(
-        name=chosen.name,
-        fingerprint=chosen.save(work.tokenizer),
-        vocab_size=chosen.vocab_size,
-        eod_id=chosen.eod_id,
-    )
+    of_tokenizer = chosen.save(work.tokenizer)
     chosen.write(work.folder / "encoder.json")
     require_room(place, plan, chosen, done_bytes=work.bytes_of_parts())
     work.write_plan(plan, tokenizer_facts=asdict(of_tokenizer), **facts)
@@ -275,7 +272,8 @@ def _tokenizer(
         from data.tokenization.tokenizer import load
 
         say(f"loading the tokenizer {name}")
-        return load(name)
+        loaded = load(name)
+        return loaded if plan.settings.first_token else replace(loaded, first_ids=())
     from data.tokenization.tokenizer import require_vocab_size, train
 
     require_vocab_size(vocab_size)

@@ -20,7 +20,7 @@ Only the standard library is imported here, so that a bad store is refused at on
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -37,6 +37,9 @@ READ_VERSIONS = (1, 2, 3)
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer"
 TOKENIZER_FILE = "tokenizer.json"
+EOD = "eod_id"
+"""Key of a checkpoint's marker: the token that ended the documents it was trained on."""
+_SAID = {"tokenizer": "SHA-256", EOD: "the end-of-document token"}
 
 TRAINED = "byte-level-bpe"
 """Name of a tokenizer that was trained on the documents of the store."""
@@ -54,6 +57,15 @@ class TokenizerFacts:
     fingerprint: str
     vocab_size: int
     eod_id: int
+    first_ids: tuple[int, ...] | None = None
+    """Tokens with which every document begins; None in older stores, whose documents have none."""
+    largest_id: int | None = None
+    """Largest id of the documents, or that they can have; older stores do not say."""
+
+    def __post_init__(self) -> None:
+        """Take the tokens as JSON has them."""
+        if self.first_ids is not None:
+            object.__setattr__(self, "first_ids", tuple(self.first_ids))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,6 +218,11 @@ class Manifest:
         return ", ".join(f"{source.name} ({source.origin})" for source in self.sources)
 
     @property
+    def first_tokens(self) -> int:
+        """How many tokens every document begins with that are not of its text."""
+        return len(self.tokenizer.first_ids or ())
+
+    @property
     def tokenizer_path(self) -> Path:
         """The folder that `AutoTokenizer.from_pretrained` reads."""
         return self.root / TOKENIZER
@@ -268,35 +285,54 @@ def tokenizer_named(name: str) -> str:
 
 
 def require_rows(manifest: Manifest, rows: int) -> None:
-    """Raise StoreError unless a model's embedding has a row for each token of the store."""
-    facts = manifest.tokenizer
-    if facts.vocab_size > rows:
-        trained = facts.name == TRAINED
-        again = f"--vocab-size {rows}" if trained else "the model's tokenizer, by --tokenizer"
-        raise StoreError(
-            f"the tokenizer of {manifest.root} has {facts.vocab_size:,} tokens and the model "
-            f"{rows:,} rows; prepare the store with {again}"
-        )
+    """Raise StoreError unless a model's embedding has a row for each token of the documents.
 
-
-def require_tokenizer(manifest: Manifest, fingerprint: str, of: str = "its files now have") -> None:
-    """Raise StoreError unless the store was made with the tokenizer of this fingerprint.
-
-    `of` says in the message what has that tokenizer, such as `the checkpoint FOLDER has`.
+    A tokenizer may have more special tokens than the model has rows for, as long as none occurs.
     """
-    if manifest.tokenizer.fingerprint != fingerprint:
+    facts = manifest.tokenizer
+    largest = facts.vocab_size - 1 if facts.largest_id is None else facts.largest_id
+    if largest >= rows:
+        what = f"documents of {manifest.root} have token ids up to {largest:,}"
+        again = "the model's tokenizer, by --tokenizer"
+        if facts.largest_id is None:
+            what = f"the tokenizer of {manifest.root} has {facts.vocab_size:,} tokens"
+            again += "; a store made today says which of its tokens occur"
+        if facts.name == TRAINED:
+            again = f"--vocab-size {rows}"
+        raise StoreError(f"{what} and the model has {rows:,} rows; prepare the store with {again}")
+
+
+def tokenizer_marker(facts: TokenizerFacts) -> dict[str, Any]:
+    """Return what a checkpoint's marker says of the tokenizer of its documents."""
+    return {"tokenizer": facts.fingerprint, EOD: facts.eod_id}
+
+
+def require_tokenizer(manifest: Manifest, marker: Mapping[str, Any], of: str) -> None:
+    """Raise StoreError unless the store was made with the tokenizer that a marker names.
+
+    The definition decides the ids of a text and what comes first, the end of document is stated
+    apart; older markers have none. `of` says in the message what has that tokenizer, such as `the
+    checkpoint FOLDER has`.
+    """
+    mine = tokenizer_marker(manifest.tokenizer)
+    if differing := differing_tokenizer(mine, marker):
+        words = " and ".join(f"{_SAID[key]} {mine[key]}, not {marker[key]}" for key in differing)
         raise StoreError(
-            f"the store {manifest.root} was made with another tokenizer than {of}:"
-            f" {manifest.tokenizer.name} with SHA-256 {manifest.tokenizer.fingerprint}, not"
-            f" {fingerprint}"
+            f"the store {manifest.root} was made with another tokenizer than {of}: "
+            f"{manifest.tokenizer.name} with {words}"
         )
+
+
+def differing_tokenizer(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return the keys of two markers that say that their tokenizers differ."""
+    return [key for key in _SAID if key in one and key in other and one[key] != other[key]]
 
 
 def require_own_tokenizer(manifest: Manifest) -> None:
     """Raise StoreError unless the store's tokenizer can be read and is the one it was made with."""
     folder = manifest.tokenizer_path
     fingerprint = tokenizer_fingerprint(folder)
-    require_tokenizer(manifest, fingerprint, f"{folder / TOKENIZER_FILE} now has")
+    require_tokenizer(manifest, {"tokenizer": fingerprint}, f"{folder / TOKENIZER_FILE} now has")
 
 
 def tokenizer_fingerprint(folder: Path) -> str:

@@ -132,10 +132,11 @@ def evaluate(
                 max((longest, *settings.prompt_lengths)), bf16=device == "cuda", verify=verify
             )
             parameters, rotation = size_of(parts, model), rotation_in(parts, model, subject.context)
-            losses = losses_of(parts, model, texts, longest)
-            gained = (
-                None if counts is None else gain_of(parts, model, texts, longest, sources, counts)
-            )
+            first = manifest.first_tokens
+            losses = losses_of(parts, model, texts, longest, first)
+            gained = None
+            if counts is not None:
+                gained = gain_of(parts, model, texts, longest, sources, counts, first)
             short = short_of(parts, model, brief, shortest) if brief else None
             grid = passkey_grid(parts, model, manifest, hay, asked) if trials else None
             if dist.get_rank() == 0:
@@ -218,13 +219,13 @@ def identity_of(subject: Subject, measured_on: Mapping[str, Any]) -> str:
 
 
 def losses_of(
-    parts: FinishedParts, model: Load, texts: list[NDArray[np.int64]], length: int
+    parts: FinishedParts, model: Load, texts: list[NDArray[np.int64]], length: int, first: int
 ) -> NDArray[np.float64]:
     """Return the loss by position as `loss_by_position` does."""
     rows = parts.part(
         "loss by position",
         list[list[Number]],
-        lambda: loss_by_position(model(), texts, length).tolist(),
+        lambda: loss_by_position(model(), texts, length, first).tolist(),
     )
     return np.array(rows, dtype=np.float64)
 
@@ -236,12 +237,13 @@ def gain_of(
     length: int,
     sources: Sequence[str],
     counts: NDArray[np.int64],
+    first: int,
 ) -> ContextGain:
     """Return the gain from context as `context_gain` does."""
     found = parts.part(
         "gain from context",
         ContextGain,
-        lambda: context_gains.context_gain(model(), texts, length, sources, counts),
+        lambda: context_gains.context_gain(model(), texts, length, sources, counts, first),
     )
     return cast(ContextGain, found)
 

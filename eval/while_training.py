@@ -39,6 +39,7 @@ from custom_modules.gpt.model import LongContextGPT
 from custom_modules.memory.freed import give_back
 from data.store import Manifest
 from eval.answers.passkey import Prompt, prompts, score
+from eval.answers.tokens import text_encoder
 from eval.loss.held_out import held_out
 from eval.loss.loss_by_length import (
     Documents,
@@ -153,21 +154,13 @@ class WhileTraining(Callback):
         return int(agreed)
 
     def _read(self) -> None:
-        from transformers import AutoTokenizer
-
         manifest = Manifest.load(self.store)
         documents = held_out(manifest, self.seq_length + 1, WINDOWS)
-        tokenizer = AutoTokenizer.from_pretrained(
-            manifest.tokenizer_path, trust_remote_code=False, local_files_only=True
-        )
-
-        def encode(text: str) -> list[int]:
-            return list(tokenizer.encode(text, add_special_tokens=False))
-
         (self.prompt,) = prompts(
-            encode, documents[0], length=self.seq_length, depth=PASSKEY_DEPTH, trials=1
-        )
-        self.windows = list(windows(documents, self.seq_length))
+            text_encoder(manifest.tokenizer_path), documents[0], length=self.seq_length,
+            depth=PASSKEY_DEPTH, trials=1, first=manifest.first_tokens,
+        )  # fmt: skip
+        self.windows = list(windows(documents, self.seq_length, manifest.first_tokens))
         self.documents = documents_by_length(manifest, self.seq_length)
 
     def _by_quarter(self, model: LongContextGPT) -> list[float]:

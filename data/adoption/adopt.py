@@ -98,12 +98,7 @@ def adopt(
         for file in (pair.bin, pair.idx)
     ]
     with folder_beside(place) as folder, Hashing(files) as hashing:
-        facts = TokenizerFacts(
-            name=loaded.name,
-            fingerprint=loaded.save(folder / TOKENIZER),
-            vocab_size=loaded.vocab_size,
-            eod_id=loaded.eod_id,
-        )
+        facts = loaded.save(folder / TOKENIZER)
         parts: dict[str, list[Part]] = {split: [] for split in SPLITS}
         chosen_documents = 0
         read: list[tuple[list[Pair], Checked, NDArray[np.bool_]]] = []
@@ -141,6 +136,7 @@ def adopt(
                     write_part(folder, f"{split}{suffix}", pairs, listed, documents_of_split, sums)
                 )
         names = [file.path for split in SPLITS for part in parts[split] for file in part.bins]
+        facts = _as_found(facts, [listed for _, listed, _ in read])
         manifest = Manifest(
             root=folder,
             sources=tuple(_source(pairs, sums) for pairs in sources.values()),
@@ -190,6 +186,23 @@ def _require_elsewhere(pairs: Sequence[Pair], place: Path) -> None:
                 f"{pair.bin} is in {place}, and a store has links to the files that it adopts; "
                 "name another --out"
             )
+
+
+def _as_found(tokenizer: TokenizerFacts, read: Sequence[Checked]) -> TokenizerFacts:
+    """Return the facts of the tokenizer for these documents: what they begin with, if all do."""
+    documents = sum(len(listed.lengths) for listed in read)
+    begun = sum(listed.begun for listed in read)
+    if tokenizer.first_ids and begun < documents:
+        say(
+            f"note: {tokenizer.name} puts the token {tokenizer.first_ids[0]} before a text, and "
+            f"{begun:,} of the {documents:,} documents begin with it; a model that was trained "
+            "with it does worse without: write the documents again with it"
+        )
+    return replace(
+        tokenizer,
+        first_ids=tokenizer.first_ids if begun == documents else (),
+        largest_id=max(listed.largest for listed in read),
+    )
 
 
 def _show_beginning(

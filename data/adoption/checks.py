@@ -58,6 +58,10 @@ class Checked:
     """Documents without the end-of-document token that were left out."""
     unended: int
     """Documents without the end-of-document token that are listed."""
+    begun: int = 0
+    """Listed documents that begin with what the tokenizer puts first."""
+    largest: int = 0
+    """The largest token id."""
 
     @classmethod
     def joined(cls, pairs: "Sequence[Checked]", sizes: Sequence[int]) -> "Checked":
@@ -75,6 +79,8 @@ class Checked:
             np.concatenate([pair.hashes for pair in pairs]),
             left_out=sum(pair.left_out for pair in pairs),
             unended=sum(pair.unended for pair in pairs),
+            begun=sum(pair.begun for pair in pairs),
+            largest=max(pair.largest for pair in pairs),
         )
 
 
@@ -145,6 +151,7 @@ def checked(pair: Opened, tokenizer: TokenizerFacts, without_eod: WithoutEod) ->
             lengths,
             tokenizer.eod_id,
             lambda documents, tokens: advance(tokens * width, documents, tokens),
+            (tokenizer.first_ids or (-1,))[0],
         )
     path = pair.pair.bin
     if facts.largest >= tokenizer.vocab_size or facts.smallest < 0:
@@ -172,6 +179,8 @@ def checked(pair: Opened, tokenizer: TokenizerFacts, without_eod: WithoutEod) ->
         facts.hashes[listed],
         left_out=int(len(lengths) - listed.sum()),
         unended=unended if without_eod == "keep" else 0,
+        begun=int(facts.begun[listed].sum()),
+        largest=facts.largest,
     )
 
 

@@ -100,6 +100,8 @@ class Settings:
     text_key: str
     heldout_fraction: float
     seed: int
+    first_token: bool = True
+    """Whether documents begin with what the tokenizer puts first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

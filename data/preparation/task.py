@@ -72,9 +72,7 @@ class _Task:
         prefix.parent.mkdir(parents=True, exist_ok=True)
         self.files: dict[SplitName, TokenFiles] = {}
         for split in SPLITS:
-            files = TokenFiles(
-                work.split_prefix(number, split), self.encoder.token_type, self.encoder.eod_id
-            )
+            files = TokenFiles(work.split_prefix(number, split), self.encoder)
             stack.callback(files.discard)
             self.files[split] = files
         self.spool = prefix.with_name(f"{prefix.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
@@ -132,7 +130,7 @@ class _Task:
         """Take a document in chunks: its split is known only when its last one has been read."""
         read = _Chunks(text, ContentHash(self.settings.seed))
         try:
-            spool(self.encoder.encode_long(read.chunks()), self.spool, self.encoder.token_type)
+            spool(self.encoder.encode_long(read.chunks()), self.spool, self.encoder)
         except UnusableError as error:
             return error.found
         except TooManyTokensError as error:

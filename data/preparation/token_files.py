@@ -9,12 +9,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data.formats.records import SourceError
+from data.tokenization.encoder import Encoder
 
 COPIED = 2**20
 LONGEST = 2**31 - 1
@@ -67,9 +68,11 @@ class _Hashed:
 class TokenFiles:
     """Write the documents of one split of a shard."""
 
-    def __init__(self, prefix: Path, token_type: Any, eod_id: int) -> None:
-        self._type = np.dtype(token_type)
-        self._eod = np.array([eod_id], dtype=self._type).tobytes()
+    def __init__(self, prefix: Path, encoder: Encoder) -> None:
+        self._type = np.dtype(encoder.token_type)
+        self._first = np.array(encoder.first_ids, dtype=self._type).tobytes()
+        self._eod = np.array([encoder.eod_id], dtype=self._type).tobytes()
+        self._ends = len(encoder.first_ids) + 1
         self._bin = _Hashed(prefix.with_name(prefix.name + ".bin"))
         self._lengths = _Hashed(prefix.with_name(prefix.name + ".lengths"))
         self._held = array("i")
@@ -77,11 +80,13 @@ class TokenFiles:
 
     def add(self, ids: NDArray[np.int32]) -> None:
         """Write a document."""
+        self._bin.write(self._first)
         self._bin.write(ids.astype(self._type).tobytes())
         self._end_document(ids.size)
 
     def add_file(self, path: Path) -> None:
         """Write a document whose ids are in a file, in the type of the store."""
+        self._bin.write(self._first)
         with path.open("rb", buffering=0) as file:
             while block := file.read(COPIED):
                 self._bin.write(block)
@@ -89,9 +94,9 @@ class TokenFiles:
 
     def _end_document(self, size: int) -> None:
         self._bin.write(self._eod)
-        self._held.append(size + 1)
+        self._held.append(size + self._ends)
         self.documents += 1
-        self.tokens += size + 1
+        self.tokens += size + self._ends
         if len(self._held) >= LENGTHS_HELD:
             self._write_lengths()
 
@@ -116,12 +121,12 @@ class TokenFiles:
         self._lengths.discard()
 
 
-def spool(parts: Iterable[NDArray[np.int32]], path: Path, token_type: Any) -> None:
+def spool(parts: Iterable[NDArray[np.int32]], path: Path, encoder: Encoder) -> None:
     """Write the ids of one document to a file; raise for more than Megatron indexes."""
-    tokens = 0
+    tokens = len(encoder.first_ids)
     with path.open("wb") as file:
         for ids in parts:
             tokens += ids.size
             if tokens >= LONGEST:
                 raise TooManyTokensError(f"more than {LONGEST - 1:,} tokens in one document")
-            file.write(ids.astype(token_type).tobytes())
+            file.write(ids.astype(encoder.token_type).tobytes())

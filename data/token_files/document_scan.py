@@ -37,6 +37,8 @@ class DocumentScan:
     """Facts of documents, in their order."""
 
     hashes: NDArray[np.uint64]
+    begun: NDArray[np.bool_]
+    """Whether the first token is the one that a tokenizer puts first."""
     ended: NDArray[np.bool_]
     """Whether the last token is the end-of-document token."""
     smallest: int
@@ -50,16 +52,18 @@ def scan(
     lengths: NDArray[np.int32],
     eod_id: int,
     advance: Advance | None = None,
+    first_id: int = -1,
 ) -> DocumentScan:
     """Read documents of at least one token each.
 
     Args:
         tokens: the token files, mapped into memory.
         starts: the place of each document's first token.
+        first_id: the token that is looked for there; -1 for none.
     """
     count = len(lengths)
     hashes = np.zeros(count, dtype=np.uint64)
-    ended = np.zeros(count, dtype=bool)
+    begun, ended = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
     smallest, largest = 2**63 - 1, -(2**63)
     done_documents = done_tokens = 0
 
@@ -71,8 +75,8 @@ def scan(
         else:
             facts = _of_several(_values(tokens, begins, sizes), sizes)
         hashes[some] = facts[0]
-        ended[some] = facts[1] == eod_id
-        return stop - first, int(sizes.sum()), facts[2], facts[3]
+        begun[some], ended[some] = facts[1] == first_id, facts[2] == eod_id
+        return stop - first, int(sizes.sum()), facts[3], facts[4]
 
     for result in _in_threads(read, _chunks(lengths)):
         done_documents += result[0]
@@ -80,7 +84,7 @@ def scan(
         smallest, largest = min(smallest, result[2]), max(largest, result[3])
         if advance is not None:
             advance(done_documents, done_tokens)
-    return DocumentScan(hashes, ended, smallest, largest)
+    return DocumentScan(hashes, begun, ended, smallest, largest)
 
 
 def shares(hashes: NDArray[np.uint64], seed: int) -> NDArray[np.float64]:
@@ -132,7 +136,8 @@ def _values(tokens: TokenArray, starts: NDArray[np.int64], lengths: NDArray[np.i
 
 def _of_several(
     values: Tokens, lengths: NDArray[np.int64]
-) -> tuple[NDArray[np.uint64], Tokens, int, int]:
+) -> tuple[NDArray[np.uint64], Tokens, Tokens, int, int]:
+    """Return hashes, first and last tokens, and the smallest and largest id."""
     ends = np.cumsum(lengths)
     offsets = ends - lengths
     mixed = values.astype(np.uint64)
@@ -140,12 +145,12 @@ def _of_several(
     mixed -= np.repeat(offsets.astype(np.uint64) * _STEP, lengths)
     sums = np.add.reduceat(_mixed(mixed), offsets)
     hashes = _mixed(sums + lengths.astype(np.uint64) * _STEP)
-    return hashes, values[ends - 1], int(values.min()), int(values.max())
+    return hashes, values[offsets], values[ends - 1], int(values.min()), int(values.max())
 
 
 def _of_one(
     values: Tokens,
-) -> tuple[NDArray[np.uint64], Tokens, int, int]:
+) -> tuple[NDArray[np.uint64], Tokens, Tokens, int, int]:
     """Return the same facts of one document, which may be longer than a chunk."""
     total = np.zeros(1, dtype=np.uint64)
     smallest, largest = 2**63 - 1, -(2**63)
@@ -157,7 +162,7 @@ def _of_one(
         total += _mixed(mixed).sum(dtype=np.uint64)
         smallest, largest = min(smallest, int(piece.min())), max(largest, int(piece.max()))
     hashes = _mixed(total + np.full(1, len(values), dtype=np.uint64) * _STEP)
-    return hashes, np.asarray(values[-1:]), smallest, largest
+    return hashes, np.asarray(values[:1]), np.asarray(values[-1:]), smallest, largest
 
 
 def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turn documents into token ids; all that a process needs to tokenize, without transformers.
 
-Two rules: the text of a document never becomes a special token, so "<|endoftext|>" written in a
-document is encoded as the characters it consists of; and a long text is encoded in pieces
-(`data.tokenization.text_chunks`).
+Three rules: the text of a document never becomes a special token, so "<|endoftext|>" written in a
+document is encoded as the characters it consists of; a long text is encoded in pieces
+(`data.tokenization.text_chunks`); and a document begins with the tokens that the tokenizer's own
+post-processor puts first, such as the `<s>` or `<|begin_of_text|>` of Llama, Mistral and Gemma, as
+a prompt to the model does. `encode_documents` leaves them to whoever writes a document.
 """
 
 import hashlib
@@ -34,6 +36,8 @@ class Encoder:
     eod_id: int
     vocab_size: int
     """One more than the largest token id."""
+    first_ids: tuple[int, ...] = ()
+    """Tokens with which a document begins."""
 
     @classmethod
     def load(cls, path: Path) -> "Encoder":
@@ -43,6 +47,7 @@ class Encoder:
             backend=plain(Tokenizer.from_str(facts["backend"])),
             eod_id=facts["eod_id"],
             vocab_size=facts["vocab_size"],
+            first_ids=tuple(facts["first_ids"]),
         )
 
     def write(self, path: Path) -> None:
@@ -82,6 +87,7 @@ class Encoder:
             "backend": self.backend.to_str(),
             "eod_id": self.eod_id,
             "vocab_size": self.vocab_size,
+            "first_ids": self.first_ids,
         }
         return json.dumps(facts)
 
@@ -108,6 +114,27 @@ def plain(backend: Tokenizer) -> Tokenizer:
     backend.no_padding()
     backend.encode_special_tokens = True
     return backend
+
+
+def first_ids(backend: Tokenizer) -> tuple[int, ...]:
+    """Return the special tokens that a tokenizer's post-processor puts before a text."""
+    alone = backend.encode("a", add_special_tokens=False).ids
+    whole = backend.encode("a").ids
+    for at in range(len(whole) - len(alone) + 1):
+        if whole[at : at + len(alone)] == alone:
+            return tuple(whole[:at])
+    return ()
+
+
+def largest_id(encoder: Encoder) -> int:
+    """Return the largest token id that a document can have.
+
+    Special tokens are not among them, since no text becomes one, but for those at its ends.
+    """
+    added = encoder.backend.get_added_tokens_decoder()
+    special = {number for number, token in added.items() if token.special}
+    ends = {*encoder.first_ids, encoder.eod_id}
+    return max(ends | (set(encoder.backend.get_vocab().values()) - special))
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[str]]:

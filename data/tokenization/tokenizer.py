@@ -9,7 +9,7 @@ How documents are encoded by either: `data.tokenization.encoder`.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +18,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from data.hub import TOKENIZER_FILES, HubError, local_folder
 from data.progress import quiet_imports
-from data.store import TRAINED, tokenizer_fingerprint, tokenizer_named
-from data.tokenization.encoder import Encoder, plain
+from data.store import (
+    TOKENIZER_FILE,
+    TRAINED,
+    Manifest,
+    TokenizerFacts,
+    tokenizer_fingerprint,
+    tokenizer_named,
+)
+from data.tokenization.encoder import Encoder, first_ids, largest_id, plain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -50,10 +57,17 @@ class DocumentTokenizer(Encoder):
         """Return the number of tokens of a text, without the one that ends a document."""
         return int(self.encode_documents([text])[0].size)
 
-    def save(self, folder: Path) -> str:
-        """Write a folder for `AutoTokenizer.from_pretrained` and return its fingerprint."""
+    def save(self, folder: Path) -> TokenizerFacts:
+        """Write a folder for `AutoTokenizer.from_pretrained`; return what a store says of it."""
         self.hugging_face.save_pretrained(str(folder))
-        return tokenizer_fingerprint(folder)
+        return TokenizerFacts(
+            name=self.name,
+            fingerprint=tokenizer_fingerprint(folder),
+            vocab_size=self.vocab_size,
+            eod_id=self.eod_id,
+            first_ids=self.first_ids,
+            largest_id=largest_id(self),
+        )
 
 
 def require_vocab_size(vocab_size: int) -> None:
@@ -126,13 +140,27 @@ def load(name_or_path: str) -> DocumentTokenizer:
     return _for_documents(name_or_path, loaded)
 
 
+def first_token_notes(manifest: Manifest) -> Iterator[str]:
+    """Yield a note if documents lack what their tokenizer puts first, as older stores have them."""
+    if manifest.tokenizer.first_ids is None:
+        backend = Tokenizer.from_file(str(manifest.tokenizer_path / TOKENIZER_FILE))
+        if found := first_ids(backend):
+            yield (
+                f"note: the tokenizer of {manifest.root} puts {backend.id_to_token(found[0])} "
+                "before a text, and the store, of an older version, does not say that its "
+                "documents begin with it; a model that was trained with it does worse without: "
+                "prepare the store again"
+            )
+
+
 def _for_documents(name: str, hugging_face: "PreTrainedTokenizerFast") -> DocumentTokenizer:
     backend = plain(Tokenizer.from_str(hugging_face.backend_tokenizer.to_str()))
-    largest_id = max(backend.get_vocab(with_added_tokens=True).values())
+    largest = max(backend.get_vocab(with_added_tokens=True).values())
     return DocumentTokenizer(
         name=name,
         hugging_face=hugging_face,
         backend=backend,
         eod_id=int(hugging_face.eos_token_id),
-        vocab_size=largest_id + 1,
+        vocab_size=largest + 1,
+        first_ids=first_ids(backend),
     )

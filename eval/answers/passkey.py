@@ -49,10 +49,12 @@ def prompts(
     depth: float,
     trials: int,
     seed: int = PASSKEY_SEED,
+    first: int = 0,
 ) -> list[Prompt]:
     """Return prompts of exactly `length` tokens with the needle at `depth` (0 first, 1 last).
 
-    `text` is a document of at least `length` tokens. Raises ValueError if the needle and the
+    `text` is a document of at least `length` tokens, of which the `first` are not of the text and
+    begin the prompt too. Raises ValueError if the needle and the
     question alone are longer than `length`.
     """
     numbers = random.Random(f"{seed} {length} {depth}")
@@ -61,16 +63,17 @@ def prompts(
         number = "".join(numbers.choices("0123456789", k=DIGITS))
         needle = inside(encode, NEEDLE.format(number=number))
         question, answer = question_and_answer(encode, QUESTION, number, after="\n")
-        room = length - len(needle) - len(question) - len(answer)
+        room = length - first - len(needle) - len(question) - len(answer)
         if room < 0:
             raise ValueError(
                 f"a passkey prompt of {length} tokens is too short: needle, question and answer "
                 f"take {length - room}"
             )
-        start = numbers.randrange(len(text) - room + 1)
+        start = first + numbers.randrange(len(text) - first - room + 1)
         before = round(depth * room)
         hay = text[start : start + room]
-        tokens = np.concatenate((hay[:before], needle, hay[before:], question, answer))
+        read = (text[:first], hay[:before], needle, hay[before:])
+        tokens = np.concatenate((*read, question, answer))
         made.append(Prompt(tokens=tokens.astype(np.int64), answer=len(answer)))
     return made
 

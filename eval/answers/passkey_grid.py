@@ -16,6 +16,7 @@ from custom_modules.gpt.model import LongContextGPT
 from data.store import Manifest
 from eval import pipeline
 from eval.answers.passkey import DIGITS, PROMPT_VERSION, Prompt, prompts, score
+from eval.answers.tokens import text_encoder
 from eval.finished_parts import FinishedParts
 from eval.measurements import Passkey
 from recipes.spec.schema import Number
@@ -40,18 +41,18 @@ def passkey_grid(
     asked: Prompts,
 ) -> Passkey:
     """Return hits and nats by length and depth; each length is a part of its own."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(
-        manifest.tokenizer_path, trust_remote_code=False, local_files_only=True
-    )
-
-    def encode(text: str) -> list[int]:
-        return list(tokenizer.encode(text, add_special_tokens=False))
+    encode = text_encoder(manifest.tokenizer_path)
 
     def row(length: int) -> list[list[float]]:
         cells = [
-            prompts(encode, texts[at % len(texts)], length=length, depth=depth, trials=asked.trials)
+            prompts(
+                encode,
+                texts[at % len(texts)],
+                length=length,
+                depth=depth,
+                trials=asked.trials,
+                first=manifest.first_tokens,
+            )
             for at, depth in enumerate(asked.depths)
         ]
         return passkey_row(model(), cells)

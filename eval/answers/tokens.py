@@ -14,11 +14,22 @@ after it. Every tokenizer that splits text at spaces then gives the number the s
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 Encode = Callable[[str], Sequence[int]]
 
 BEFORE = "a"
 """A letter in front of a fact, which no vocabulary merges with a line break."""
+
+
+def text_encoder(folder: Path) -> Encode:
+    """Return what encodes a text by the tokenizer in a store's folder, without special tokens."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, trust_remote_code=False, local_files_only=True
+    )
+    return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def inside(encode: Encode, text: str) -> list[int]:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from custom_modules.gpt.model import LongContextGPT
 from eval import pipeline
 from eval.loss.gain_parts import gain_parts
+from eval.loss.held_out import with_first
 from eval.loss.loss_by_position import windows
 from eval.measurements import ContextGain, GainPart
 from eval.rope_search.scored_loss import scored_token_losses
@@ -58,6 +59,7 @@ def context_gain(
     length: int,
     sources: Sequence[str] = (),
     counts: NDArray[np.int64] | None = None,
+    first: int = 0,
 ) -> ContextGain:
     """Return the loss of the last tokens of each document's window, by the tokens that are read.
 
@@ -67,14 +69,15 @@ def context_gain(
     shared_by = 2 * parallel_state.get_context_parallel_world_size()
     shared_by *= parallel_state.get_tensor_model_parallel_world_size()
     scored, lengths = scored_tokens(length), contexts(length, shared_by)
-    read = list(windows(documents, length))
+    read = list(windows(documents, length, first))
     rank = parallel_state.get_data_parallel_rank()
     size = parallel_state.get_data_parallel_world_size()
     device = torch.device("cuda", torch.cuda.current_device())
     losses = torch.zeros(len(read), len(lengths), scored, dtype=torch.float64, device=device)
     for index in range(rank, len(read), size):
         for column, context in enumerate(lengths):
-            text = ScoredText(read[index][-context:], np.arange(context) >= context - scored)
+            tokens = with_first(read[index], length + 1 - context, context, first)
+            text = ScoredText(tokens, np.arange(context) >= context - scored)
             of_shard, places = scored_token_losses(model, text)
             losses[index, column, places - (context - scored)] = of_shard
     pipeline.summed(losses)

@@ -25,6 +25,7 @@ from data.token_files.held_out import long_documents
 from data.train_short.impactful_tokens import ImpactfulTokens, add_changes, highest
 from eval import load_model
 from eval.distributed import parallel_ranks
+from eval.loss.held_out import with_first
 from eval.loss.loss_by_position import token_losses
 from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
 
@@ -80,7 +81,7 @@ def require_trained(stage: Path, manifest: Manifest) -> None:
     facts = None if newest is None else checkpoint_facts(newest)
     if facts is None:
         raise ValueError(f"{stage} has no complete checkpoint; train the stage first")
-    require_tokenizer(manifest, facts["tokenizer"], of=f"{stage} was trained with")
+    require_tokenizer(manifest, facts, of=f"{stage} was trained with")
 
 
 def windows_of(
@@ -92,7 +93,8 @@ def windows_of(
     windows = []
     for text in texts:
         start = starts.integers(0, len(text) - length)
-        windows.append(torch.from_numpy(text[None, start : start + length + 1]))
+        window = with_first(text, start, length + 1, manifest.first_tokens)
+        windows.append(torch.from_numpy(window[None]))
     if not windows:
         raise ValueError(
             f"{manifest.root} has no document of {length + 1:,} tokens in its {split} split; take "

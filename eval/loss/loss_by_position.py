@@ -8,8 +8,9 @@ Each document contributes one window of `length` predictions, so every position 
 same documents. The window begins at a random token, drawn from a seed: the opening of a document
 (licence, imports) differs from its middle, which would look like an effect of position. A position
 is therefore one in the window, and says how much the model has read, not where in the document it
-is. Sums of
-losses and counts of each document are added up over data ranks and context ranks.
+is. What documents of the store begin with (`Manifest.first_tokens`) begins a window too: a model
+that was trained with a first token needs it. Sums of losses and counts of each document are added
+up over data ranks and context ranks.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from custom_modules.gpt.model import LongContextGPT
 from eval import pipeline
+from eval.loss.held_out import with_first
 from eval.position_bands import Bands, band_edges, bands_of
 from eval.run_folder import BUCKET
 
@@ -49,22 +51,25 @@ def token_losses(model: LongContextGPT, tokens: Tensor) -> tuple[Tensor, Tensor]
     return losses.float(), shard["position_ids"]
 
 
-def windows(documents: Iterable[NDArray[np.int64]], length: int) -> Iterator[NDArray[np.int64]]:
-    """Yield `length + 1` tokens of each document, from a random one on."""
+def windows(
+    documents: Iterable[NDArray[np.int64]], length: int, first: int = 0
+) -> Iterator[NDArray[np.int64]]:
+    """Yield `length + 1` tokens of each document, from a random one on, its `first` ones before."""
     starts = np.random.default_rng(WINDOW_SEED)
     for document in documents:
         start = starts.integers(0, len(document) - length)
-        yield document[start : start + length + 1]
+        yield with_first(document, start, length + 1, first)
 
 
 def loss_by_position(
-    model: LongContextGPT, documents: Iterable[NDArray[np.int64]], length: int
+    model: LongContextGPT, documents: Iterable[NDArray[np.int64]], length: int, first: int = 0
 ) -> NDArray[np.float64]:
     """Return the mean loss of each document, a row, in each bucket of `BUCKET` positions.
 
-    Documents have at least `length + 1` tokens; they are distributed over data ranks.
+    Documents have at least `length + 1` tokens, of which `first` are not of the text; they are
+    distributed over data ranks.
     """
-    read = list(windows(documents, length))
+    read = list(windows(documents, length, first))
     rank = parallel_state.get_data_parallel_rank()
     size = parallel_state.get_data_parallel_world_size()
     device = torch.device("cuda", torch.cuda.current_device())

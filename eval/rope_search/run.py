@@ -24,6 +24,7 @@ from custom_modules.rope.config import RopeScaling
 from data.store import Manifest
 from data.token_files.held_out import long_documents
 from eval import load_model
+from eval.answers.tokens import text_encoder
 from eval.distributed import parallel_ranks
 from eval.rope_search.divisors import Stretching
 from eval.rope_search.evolution import Settings, search
@@ -107,14 +108,22 @@ def found_factors(
     model = load_model.load(folder, seq_length=target, bf16=bf16, verify=verify)
     own = model.rotation
     stretching = Stretching(own.scaling, own.head_dim, trained=record.context, target=target)
-    encode = _encoder(manifest)
+    encode, first = text_encoder(manifest.tokenizer_path), manifest.first_tokens
 
     def texts(chosen: list[NDArray[np.int64]], seed: int) -> dict[str, list[ScoredText]]:
         return {
             "needle": needle_texts(
-                encode, chosen, length=target, needles=needles, depths=depths, seed=seed
+                encode,
+                chosen,
+                length=target,
+                needles=needles,
+                depths=depths,
+                seed=seed,
+                first=first,
             ),
-            "documents": texts_past(chosen, length=target, after=record.context, seed=seed),
+            "documents": texts_past(
+                chosen, length=target, after=record.context, seed=seed, first=first
+            ),
         }
 
     searched_on = held_out[:documents]
@@ -162,15 +171,6 @@ def found_factors(
         },
     }
     return stretching.by(found.best.divisors), about
-
-
-def _encoder(manifest: Manifest) -> Callable[[str], list[int]]:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(
-        manifest.tokenizer_path, trust_remote_code=False, local_files_only=True
-    )
-    return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def _append(progress: Path, done: int, best: float) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval.answers.tokens import inside, question_and_answer
+from eval.loss.held_out import with_first
 
 DIGITS = 7
 INSTRUCTION = "Some magic numbers are hidden in this text. Remember them, they are asked for later."
@@ -50,11 +51,13 @@ def needle_texts(
     needles: int = 4,
     depths: Sequence[float] = (0.0,),
     seed: int = 0,
+    first: int = 0,
 ) -> list[ScoredText]:
     """Return a text of `length` tokens per document, with needles at `depths` (0 first, 1 last).
 
     Depths are used in turn; questions are in the order of the needles. Documents have at least
-    `length` tokens. Raises ValueError for more needles than keys, depths outside 0 to 1, and a
+    `length` tokens, of which `first` are not of the text and begin the prompt too. Raises
+    ValueError for more needles than keys, depths outside 0 to 1, and a
     length that needles and questions alone exceed.
     """
     if not 1 <= needles <= len(KEYS):
@@ -64,7 +67,7 @@ def needle_texts(
     draws = random.Random(f"{seed} {length} {needles}")
     return [
         _needle_text(encode, document, length, [depths[i % len(depths)] for i in range(needles)],
-                     draws)
+                     draws, first)
         for document in documents
     ]  # fmt: skip
 
@@ -76,9 +79,16 @@ def guess_nats(texts: Sequence[ScoredText], needles: int) -> float:
 
 
 def texts_past(
-    documents: Sequence[NDArray[np.int64]], *, length: int, after: int, seed: int = 0
+    documents: Sequence[NDArray[np.int64]],
+    *,
+    length: int,
+    after: int,
+    seed: int = 0,
+    first: int = 0,
 ) -> list[ScoredText]:
     """Return a window of `length` tokens per document, scored from position `after` on.
+
+    It begins with the document's `first` tokens.
 
     Raises ValueError if nothing is left to score.
     """
@@ -86,7 +96,7 @@ def texts_past(
         raise ValueError(f"nothing to score from position {after:,} on in {length:,} tokens")
     draws = random.Random(f"{seed} {length}")
     return [
-        ScoredText(_window(document, length, draws), np.arange(length) >= after)
+        ScoredText(_window(document, length, draws, first), np.arange(length) >= after)
         for document in documents
     ]
 
@@ -97,6 +107,7 @@ def _needle_text(
     length: int,
     depths: Sequence[float],
     draws: random.Random,
+    first: int,
 ) -> ScoredText:
     keys = draws.sample(KEYS, len(depths))
     numbers = ["".join(draws.choices("0123456789", k=DIGITS)) for _ in keys]
@@ -107,14 +118,14 @@ def _needle_text(
         for key, number in asked
     ]
     parts: list[tuple[Sequence[int] | NDArray[np.int64], bool]] = []
-    opening = list(encode(INSTRUCTION))
+    opening = [*document[:first].tolist(), *encode(INSTRUCTION)]
     taken = len(opening) + sum(map(len, needles)) + sum(len(q) + len(a) for q, a in questions)
     if taken > length:
         raise ValueError(
             f"a text of {length} tokens is too short: its {len(keys)} needles, their questions "
             f"and answers take {taken}"
         )
-    hay = _window(document, length - taken, draws)
+    hay = _window(document[first:], length - taken, draws)
     parts, read = [(opening, False)], 0
     for depth, needle in sorted(zip(depths, needles, strict=True), key=lambda pair: pair[0]):
         place = round(depth * len(hay))
@@ -129,6 +140,7 @@ def _needle_text(
     )
 
 
-def _window(document: NDArray[np.int64], length: int, draws: random.Random) -> NDArray[np.int64]:
-    start = draws.randrange(len(document) - length + 1)
-    return document[start : start + length]
+def _window(
+    document: NDArray[np.int64], length: int, draws: random.Random, first: int = 0
+) -> NDArray[np.int64]:
+    return with_first(document, draws.randrange(len(document) - length + 1), length, first)

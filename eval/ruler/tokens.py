@@ -8,6 +8,7 @@ prompt that a chat template wrote is encoded as the template means it, special t
 
 from collections.abc import Sequence
 
+from data.tokenization.encoder import first_ids
 from data.tokenization.tokenizer import DocumentTokenizer
 
 TAIL = 48
@@ -18,9 +19,9 @@ class Tokens:
     """A tokenizer with the counts of short texts that it has seen."""
 
     def __init__(self, tokenizer: DocumentTokenizer) -> None:
-        """Find the special tokens that come before a text."""
+        """Take the special tokens that come before a text."""
         self.tokenizer = tokenizer
-        self.first = _first(tokenizer)
+        self.first = first_ids(tokenizer.backend)
         self._counts: dict[str, int] = {}
 
     def of_prompts(self, prompts: Sequence[str]) -> list[int]:
@@ -67,13 +68,3 @@ class Tokens:
 
     def _encoded(self, text: str) -> list[int]:
         return [int(token) for token in self.tokenizer.encode_documents([text])[0]]
-
-
-def _first(tokenizer: DocumentTokenizer) -> list[int]:
-    """Return the special tokens that the Hugging Face tokenizer puts before a text."""
-    plain = tokenizer.hugging_face("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer.hugging_face("a")["input_ids"]
-    for at in range(len(whole) - len(plain) + 1):
-        if whole[at : at + len(plain)] == plain:
-            return [int(token) for token in whole[:at]]
-    return []

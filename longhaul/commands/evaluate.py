@@ -223,6 +223,7 @@ def evaluate(
         )
     require_any_checkpoint(run, chosen)
     with loading("NeMo and Megatron-Core"):
+        from data.tokenization.tokenizer import first_token_notes
         from eval.base_model import base_models
         from eval.finished_parts import titles_of
         from longhaul.jobs.evaluation import evaluation_job, recipe_of, require_layout
@@ -242,6 +243,7 @@ def evaluate(
         manifest = Manifest.load(store)
         require_heldout(manifest, longest)
         notes = require_evaluable(run, chosen, manifest, verify)
+        notes += first_token_notes(manifest)
         require_layout(
             run,
             chosen,

@@ -39,6 +39,13 @@ def prepare(
         int, typer.Option(help="Tokens of the tokenizer to train; not with --tokenizer.")
     ] = VOCAB_SIZE,
     text_key: Annotated[str, typer.Option(help="Field or column that holds the text.")] = "text",
+    first_token: Annotated[
+        bool,
+        typer.Option(
+            "--first-token/--no-first-token",
+            help="Begin each document with what the tokenizer puts first, such as <s>.",
+        ),
+    ] = True,
     heldout_fraction: Annotated[
         float, typer.Option(help="Share of the documents kept for evaluation, between 0 and 1.")
     ] = HELDOUT_FRACTION,
@@ -110,12 +117,17 @@ def prepare(
         raise ValueError("--skip-limit limits what --skip-broken skips; add --skip-broken")
     if tokenizer is None:
         _require_vocabulary(out, vocab_size)
+        if not first_token:
+            raise ValueError(
+                "--no-first-token is for the tokenizer of --tokenizer; one that is trained here "
+                "puts nothing first: leave it out"
+            )
     sources = parsed_sources(source or [])
     if plan_only:
         work = write_plan(
             sources, out, tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key,
-            heldout_fraction=heldout_fraction, skip_broken=skip_broken, skip_limit=skip_limit,
-            overwrite=overwrite,
+            first_token=first_token, heldout_fraction=heldout_fraction, skip_broken=skip_broken,
+            skip_limit=skip_limit, overwrite=overwrite,
         )  # fmt: skip
         typer.echo(f"{work.count:,} parts of {work.plan.cost / 2**20:,.1f} MiB: {work.folder}")
         command = ["longhaul", "prepare", "--plan", work.folder]
@@ -125,8 +137,8 @@ def prepare(
         return
     manifest = write_store(
         sources, out, tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key,
-        heldout_fraction=heldout_fraction, skip_broken=skip_broken, skip_limit=skip_limit,
-        overwrite=overwrite, engine=where,
+        first_token=first_token, heldout_fraction=heldout_fraction, skip_broken=skip_broken,
+        skip_limit=skip_limit, overwrite=overwrite, engine=where,
     )  # fmt: skip
     show_store(manifest)
     if tokenizer is None and manifest.tokenizer.vocab_size > TINY.vocab:

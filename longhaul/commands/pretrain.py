@@ -218,7 +218,7 @@ def pretrain(
     job = training.training_job(resolved)
     stage_checks.require_device(resolved)
     manifest = stage_checks.require_inputs(resolved)
-    for words in stage_checks.mix_notes(resolved, manifest):
+    for words in stage_checks.store_notes(resolved, manifest):
         note(words)
     for words in standing:
         note(f"note: {words}")

@@ -78,7 +78,7 @@ def require_trained(run: Path, stages: list[str], manifest: Manifest) -> None:
         facts = None if found is None else checkpoint_facts(found)
         if found is None or facts is None:
             raise ValueError(f"{name} has no complete checkpoint in {run}; train it first")
-        require_tokenizer(manifest, facts["tokenizer"], of=f"{name} was trained with")
+        require_tokenizer(manifest, facts, of=f"{name} was trained with")
         require_whole(found)
         rotation_before(found)
 

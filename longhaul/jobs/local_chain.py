@@ -105,7 +105,7 @@ def require_store(
     """
     for stage in stages:
         manifest = stage_checks.require_inputs(stage)
-        for words in stage_checks.mix_notes(stage, manifest):
+        for words in stage_checks.store_notes(stage, manifest):
             note(words)
         if packed:
             stage_checks.pack(stage, manifest)

@@ -21,6 +21,7 @@ from data.mixture.groups import applies, groups, needs, often_repeated, without_
 from data.mixture.stage_rows import StageRows, for_store, mix_of
 from data.store import ONLY_SOURCE, Manifest, require_rows, require_tokenizer
 from data.token_files.megatron_index import read_index
+from data.tokenization.tokenizer import first_token_notes
 from eval.run_folder import BrokenResultError, StageRecord, stage_at
 from longhaul.jobs.ladder_run import require_gpus
 from recipes.checkpoints.files import HUGGING_FACE
@@ -102,7 +103,7 @@ def require_inputs(stage: ResolvedStage) -> Manifest:
         facts = None if found is None else checkpoint_facts(found)
         if found is not None and facts is not None:
             require_vocabulary(found, rows)
-            _require_tokenizer(manifest, facts["tokenizer"], found)
+            _require_tokenizer(manifest, facts, found)
             rotation_before(found)
             if "rope" in facts:
                 turned = RopeScaling.from_dict(facts["rope"])
@@ -110,11 +111,12 @@ def require_inputs(stage: ResolvedStage) -> Manifest:
     return manifest
 
 
-def mix_notes(stage: ResolvedStage, manifest: Manifest) -> Iterator[str]:
-    """Yield what the user should know of a stage's mix on a store, as a note or a warning.
+def store_notes(stage: ResolvedStage, manifest: Manifest) -> Iterator[str]:
+    """Yield what the user should know of a stage on a store, as a note or a warning.
 
     Raises MixError, a ValueError, for a mix that the store cannot have.
     """
+    yield from first_token_notes(manifest)
     data = stage.recipe.data
     mix = _mix(stage, manifest)
     if mix is None:
@@ -165,10 +167,10 @@ def pack(stage: ResolvedStage, manifest: Manifest) -> None:
     )
 
 
-def _require_tokenizer(manifest: Manifest, fingerprint: str, checkpoint: Path) -> None:
+def _require_tokenizer(manifest: Manifest, facts: dict[str, Any], checkpoint: Path) -> None:
     """Raise ValueError, with the tokenizer to prepare with, for a store of another tokenizer."""
     try:
-        require_tokenizer(manifest, fingerprint, of=f"the checkpoint {checkpoint} has")
+        require_tokenizer(manifest, facts, of=f"the checkpoint {checkpoint} has")
     except ValueError as error:
         own = checkpoint / HUGGING_FACE
         named = shlex.quote(str(own)) if own.is_dir() else "FOLDER, the tokenizer of its store"

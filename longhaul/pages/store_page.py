@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from data import readers
+from data.store import TOKENIZER_FILE
 
 LEFT_OUT = {**readers.LEFT_OUT, "without_eod": "without the token that ends a document"}
 
@@ -66,6 +67,14 @@ def _length_table(manifest: "Manifest") -> "Table":
     return table
 
 
+def _first_tokens(manifest: "Manifest") -> str:
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_file(str(manifest.tokenizer_path / TOKENIZER_FILE))
+    found = manifest.tokenizer.first_ids or ()
+    return " ".join(f"{backend.id_to_token(number)} ({number})" for number in found)
+
+
 def _summary(manifest: "Manifest") -> list[str]:
     facts = manifest.tokenizer
     lines = [
@@ -83,6 +92,10 @@ def _summary(manifest: "Manifest") -> list[str]:
             )
             lines.append(f"source {source.name}: {documents:,} documents, {tokens:,} tokens")
     lines.append(f"tokenizer: {facts.name}, {facts.vocab_size:,} tokens")
+    if facts.first_ids:
+        lines.append(
+            f"each document begins with {_first_tokens(manifest)}, as the tokenizer puts it"
+        )
     if manifest.skipped:
         counts = ", ".join(f"{n:,} {LEFT_OUT.get(why, why)}" for why, n in manifest.skipped.items())
         lines.append(f"left out: {counts}")

@@ -54,6 +54,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from data.files.whole import folder_beside
 from data.files.writable import require_folder
+from data.store import differing_tokenizer
 from recipes.checkpoints.files import (
     FILES,
     HUGGING_FACE,
@@ -114,7 +115,7 @@ def _write_mean(
     facts = [_complete(folder) for folder in checkpoints]
     first, last = checkpoints[0], checkpoints[-1]
     for folder, found in zip(checkpoints, facts, strict=True):
-        if found["tokenizer"] != facts[0]["tokenizer"]:
+        if differing_tokenizer(found, facts[0]):
             raise ValueError(f"{first} and {folder} were trained with different tokenizers")
     imported, stage = (last / HUGGING_FACE).is_dir(), last.absolute().parent.parent
     if not imported and not (stage / RECIPE).is_file():

@@ -26,14 +26,19 @@ from torch import Tensor
 
 from custom_modules.rope.rotary import stated_rotation
 from data.files.appearing import appearing
-from data.store import Manifest, require_tokenizer
+from data.store import (
+    Manifest,
+    differing_tokenizer,
+    require_tokenizer,
+    tokenizer_marker,
+)
 from recipes.checkpoints.files import HUGGING_FACE, require_undamaged
 from recipes.checkpoints.rotation import rotation_before
 from recipes.checkpoints.verified import one_rank, verified
 from recipes.hugging_face.as_computed import require_as_computed
 from recipes.hugging_face.config import CONFIG, exported_config, read_config
 from recipes.hugging_face.convert import DTYPES, WORDS, content, to_hugging_face
-from recipes.hugging_face.import_ import fingerprint
+from recipes.hugging_face.import_ import tokenizer_facts
 from recipes.hugging_face.safetensors_files import Shards
 from recipes.hugging_face.side_files import (
     GENERATION_CONFIG,
@@ -68,7 +73,9 @@ def export(
     weights = source.checkpoint / "weights"
     if verify and source.like is not None and source.like.name == HUGGING_FACE:
         require_undamaged(source.like.parent, HUGGING_FACE)
-    if source.like is not None and fingerprint(source.like) != source.tokenizer:
+    if source.like is not None and differing_tokenizer(
+        tokenizer_marker(tokenizer_facts(source.like)), source.facts
+    ):
         raise ValueError(
             f"{source.checkpoint} was trained with another tokenizer than that of {source.like}; "
             "name a Hugging Face folder with its tokenizer by --like"
@@ -146,7 +153,7 @@ def _store_tokenizer(source: Trained) -> Path:
     """Return the tokenizer folder of the store that a model from scratch was trained on."""
     assert source.store is not None, "an import has its own"
     manifest = Manifest.load(source.store)
-    require_tokenizer(manifest, source.tokenizer, of=f"{source.checkpoint} was trained with")
+    require_tokenizer(manifest, source.facts, of=f"{source.checkpoint} was trained with")
     return manifest.tokenizer_path
 
 

@@ -37,6 +37,7 @@ from torch.distributed.checkpoint.planner import (
 
 from data.files.appearing import appearing
 from data.hub import TOKENIZER_FILES
+from data.store import TokenizerFacts, tokenizer_marker
 from data.tokenization import tokenizer
 from recipes.checkpoints.files import FILES, HUGGING_FACE, described, for_marker
 from recipes.checkpoints.marker import ORIGIN, PATTERN, VOCABULARY, origin_of, write_marker
@@ -77,7 +78,7 @@ def write_checkpoint(
             "rope": card.native_rope.to_dict(),
             **({} if card.pattern is None else {PATTERN: card.pattern.to_dict()}),
             "temperature": card.native_rope.temperature,
-            "tokenizer": fingerprint(source),
+            **tokenizer_marker(tokenizer_facts(source)),
             VOCABULARY: card.vocab,
             ORIGIN: origin_of(origin or str(source)),
         }
@@ -85,8 +86,8 @@ def write_checkpoint(
         write_marker(part, marker | {FILES: for_marker(described(part))})
 
 
-def fingerprint(source: Path) -> str:
-    """Return the fingerprint of a store made with this tokenizer, computed from its saved form.
+def tokenizer_facts(source: Path) -> TokenizerFacts:
+    """Return what a store made with this tokenizer says of it, computed from its saved form.
 
     Raises ValueError if `source` has no usable tokenizer.
     """

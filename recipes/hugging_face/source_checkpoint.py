@@ -61,8 +61,8 @@ class Trained:
     """Folder with the original config.json and tokenizer; None for a model from scratch."""
     store: Path | None
     """Token store that it was trained on; None for an import."""
-    tokenizer: str
-    """Fingerprint."""
+    facts: dict[str, Any]
+    """Those of the checkpoint's marker."""
 
 
 def trained(source: Path, like: Path | None = None) -> Trained:
@@ -93,7 +93,7 @@ def trained(source: Path, like: Path | None = None) -> Trained:
         length=length,
         like=like,
         store=Path(recipe["data"]["store"]),
-        tokenizer=facts["tokenizer"],
+        facts=facts,
     )
 
 
@@ -161,7 +161,7 @@ def _imported(checkpoint: Path, like: Path | None) -> Trained:
         length=card.native_context,
         like=like or checkpoint / HUGGING_FACE,
         store=None,
-        tokenizer=_facts(checkpoint)["tokenizer"],
+        facts=_facts(checkpoint),
     )
 
 

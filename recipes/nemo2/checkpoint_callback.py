@@ -29,6 +29,7 @@ from custom_modules.checkpoints.safe_loading import require_common
 from custom_modules.gpt.rotation import rotation_of
 from custom_modules.memory.freed import give_back
 from data.files.whole import write_text
+from data.store import tokenizer_marker
 from recipes.checkpoints.files import FILES, SavedFile, for_marker, require_whole, weights_of
 from recipes.checkpoints.marker import (
     MARKER,
@@ -299,7 +300,7 @@ def _write_marker(folder: Path, trainer: Trainer, step: int, files: dict[str, Sa
         **({} if config.pattern is None else {PATTERN: config.pattern.to_dict()}),
         "temperature": config.rope.temperature,
         ROTATION: rotation_of(trainer.strategy.megatron_parallel, config.seq_length).to_dict(),
-        "tokenizer": trainer.datamodule.manifest.tokenizer.fingerprint,
+        **tokenizer_marker(trainer.datamodule.manifest.tokenizer),
         TRAINED_ON: trainer.datamodule.manifest.train_sha256,
         VOCABULARY: config.vocab_size,
         FILES: for_marker(files),

@@ -78,7 +78,7 @@ def data_read(folder: Path) -> DataRead | None:
         return None
     of, store = data_of(folder)
     manifest, step = Manifest.load(store), int(facts["step"])
-    require_tokenizer(manifest, facts["tokenizer"], of=f"{folder.name} was trained with")
+    require_tokenizer(manifest, facts, of=f"{folder.name} was trained with")
     if facts.get(TRAINED_ON, manifest.train_sha256) != manifest.train_sha256:
         raise ValueError(
             f"the store {store} has other documents than {folder.name} was trained on: the SHA-256 "

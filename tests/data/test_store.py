@@ -92,7 +92,7 @@ def test_a_vocabulary_that_does_not_fit_a_model_is_answered_with_what_does(
     shared_store: Manifest,
 ) -> None:
     require_rows(shared_store, 400)
-    with pytest.raises(StoreError, match=r"has 400 tokens .* 300 rows; .* with --vocab-size 300$"):
+    with pytest.raises(StoreError, match=r"ids up to 399 .* 300 rows; .* with --vocab-size 300$"):
         require_rows(shared_store, 300)
     other = replace(shared_store, tokenizer=replace(shared_store.tokenizer, name="owner/model"))
     with pytest.raises(StoreError, match=r"with the model's tokenizer, by --tokenizer$"):
@@ -189,9 +189,9 @@ def test_a_manifest_that_is_no_json_object_is_refused(store: Path, content: str)
 
 def test_another_tokenizer_is_refused_naming_both(shared_store: Manifest) -> None:
     own = tokenizer_fingerprint(shared_store.tokenizer_path)
-    require_tokenizer(shared_store, own)
+    require_tokenizer(shared_store, {"tokenizer": own}, "here")
     with pytest.raises(StoreError, match="another tokenizer") as error:
-        require_tokenizer(shared_store, "f" * 64)
+        require_tokenizer(shared_store, {"tokenizer": "f" * 64}, "there")
     assert own in str(error.value)
     assert "f" * 64 in str(error.value)
 

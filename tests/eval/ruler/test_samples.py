@@ -80,7 +80,7 @@ def test_tokens_of_the_answer_follow_those_of_the_prompt(byte_level, with_marks)
         whole = tokens.prompt(prompt + " 4921573")
         assert tokens.prompt(prompt) + tokens.continuation(prompt, " 4921573") == whole
     assert with_marks.prompt("a")[0] == 1
-    assert byte_level.first == []
+    assert byte_level.first == ()
     # "they are: " and "KQXWA" have a token together; a model can only add to the blank.
     assert byte_level.continuation("they are: ", "are") == byte_level.prompt("are")
 
