@@ -64,8 +64,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         warm_start.tear_down()
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what runs nightly, unless asked for, and begin with the files that take longest."""
+    recorded = suite_time.read()
+    suite_time.mark_slow(items, recorded)
     if not config.getoption("--nightly"):
         suite_time.leave_out_nightly(config, items)
     if _on_kept_ranks(config):
@@ -73,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item.get_closest_marker("parity")]
         return
-    suite_time.longest_first(items, suite_time.read())
+    suite_time.longest_first(items, recorded)
 
 
 @pytest.hookimpl(optionalhook=True)

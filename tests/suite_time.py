@@ -60,6 +60,13 @@ def leave_out_nightly(config: pytest.Config, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
 
 
+def mark_slow(items: list[pytest.Item], recorded: dict[str, float]) -> None:
+    """Mark the tests of the recorded files `slow`, as those that say so themselves."""
+    for item in items:
+        if file_of(item.nodeid) in recorded:
+            item.add_marker("slow")
+
+
 def longest_first(items: list[pytest.Item], recorded: dict[str, float]) -> None:
     """Sort tests by the recorded seconds of what shares their worker; slow ones without first."""
     slow = {file_of(item.nodeid) for item in items if item.get_closest_marker("slow")}

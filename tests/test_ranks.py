@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -55,8 +56,8 @@ def rank_starts_a_process(told: Path) -> None:
 
 def is_alive(process: int) -> bool:
     try:
-        return Path(f"/proc/{process}/cmdline").read_bytes() != b""  # it has ended, none waited
-    except OSError:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 

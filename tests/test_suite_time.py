@@ -68,6 +68,16 @@ def test_the_longest_begin_and_slow_files_without_a_record_come_before_quick_one
     assert [one.nodeid.rpartition("::")[2] for one in items] == ["d", "e", "c", "b", "a"]
 
 
+def test_the_tests_of_files_that_take_long_are_slow():
+    marked = []
+    items = [
+        SimpleNamespace(nodeid=name, add_marker=lambda mark, name=name: marked.append((name, mark)))
+        for name in ("tests/quick.py::a", "tests/long.py::b", "tests/long.py::c")
+    ]
+    suite_time.mark_slow(items, {"tests/long.py": 5})
+    assert marked == [("tests/long.py::b", "slow"), ("tests/long.py::c", "slow")]
+
+
 def test_every_file_that_needs_slurm_shares_it():
     using = {
         path.relative_to(TREE).as_posix()

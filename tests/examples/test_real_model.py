@@ -81,7 +81,7 @@ def test_a_step_that_fails_ends_the_run_with_its_name(page, tmp_path):
 
 
 def test_an_interrupted_step_ends_in_its_own_time_and_no_step_follows(page, tmp_path):
-    slow = f"{sys.executable} interrupted.py"
+    slow = f"{shlex.quote(sys.executable)} interrupted.py"
     page.write_text(PAGE.replace("mkdir made", slow).replace("`first`", "`slow`"))
     (tmp_path / "interrupted.py").write_text(
         "import pathlib, time\n"

@@ -2,6 +2,7 @@
 """The alert command: JSON on its input, no shell, a timeout, and no effect on who calls it."""
 
 import json
+import shlex
 import sys
 import time
 
@@ -21,7 +22,8 @@ def waited_for(condition, seconds: float = 20.0) -> bool:
 def test_the_command_gets_each_finding_and_no_shell_reads_it(tmp_path):
     out, said = tmp_path / "out", []
     code = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
-    alerts = Alerts(f"{sys.executable} -c \"{code}\" '{out}' '$(touch x);'", said.append)
+    command = f"{shlex.quote(sys.executable)} -c \"{code}\" '{out}' '$(touch x);'"
+    alerts = Alerts(command, said.append)
     for step in (1, 2):
         alerts.send({"kind": "spike", "step": step, "said": "$(touch y); `z`"})
     assert waited_for(lambda: out.exists() and len(out.read_text().splitlines()) == 2)
