@@ -29,7 +29,7 @@ PLACE = re.compile(
     r"|trainer\.callbacks\[\d+\]\.(path|folder)"
 )
 """Overrides of a path; those of `log.ckpt` also say when checkpoints are saved and kept."""
-EVALUATION_DOCUMENTS = 24
+EVALUATION_DOCUMENTS = 48
 EVALUATION_TRIALS = 1
 
 
