@@ -41,6 +41,8 @@ def hang(
 ) -> None:
     """Find where the ranks hung: their stacks and last collectives, and which wrote nothing."""
     run = run_of(given, run)
+    if run.is_file():
+        raise ValueError(f"{run} is a file; `longhaul doctor log` reads logs")
     record, stages = load(run)
     stage = stage and stage_named(run, stage, record.stages)
     asked = [one for one in stages if stage in ("", one.name)]

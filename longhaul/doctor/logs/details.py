@@ -23,7 +23,7 @@ _FIELDS = {
     "last enqueued": r"last enqueued (?:NCCL )?work: (-?\d+)",
     "last completed": r"last completed (?:NCCL )?work: (-?\d+)",
     "iteration": r"\b(?:iteration|global_step|step)['\"]?[ :=#]+(\d+)",
-    "node": r"\bnode[ :=]+([\w.-]+)|\b(?:JOB|STEP) \S+ ON (\S+)|Node failure on (\S+)"
+    "node": r"\bnode[ :=]+(?!failure)([\w.-]+)|\b(?:JOB|STEP) \S+ ON (\S+)|Node failure on (\S+)"
     r"|srun: error: ([\w.-]+):|peer ([\w.-]+)<",
     "job": r"\*\*\* (?:JOB|STEP) ([\d.+_]+)|StepId=([\d.]+)",
     "at": r"CANCELLED AT (\S+)",

@@ -46,7 +46,8 @@ def _kind(name: str, what: str, hints: str, pattern: str, remedy: str, more: str
 KINDS = (
     _kind(
         "nccl_memory", "NCCL found no GPU memory",
-        "outofmemory failedtocudac failedtocudam failedtocudah cumemcreate",
+        "outofmemory failedtocudac failedtocudam failedtocudah cumemcreate ncclunhandled "
+        "unhandledcudaerror",
         r"Cuda failure (?:\d+ )?'out of memory'|NCCL WARN Failed to CUDA (?:host )?[cm]?alloc"
         r"|NCCL(?:NEAR)(?:UnhandledCudaError|unhandled cuda error)NEARout of memory"
         r"|NCCL WARNNEAR(?:cuMemCreate|cuMem\w+)NEARout of memory",
@@ -58,13 +59,14 @@ KINDS = (
         "pinned", "host memory could not be locked",
         "offloadcouldnotlock offloadneeds cudahostalloc cudahostregister pinmemory pin_memory "
         "pinnedmemory pinned_memory pinnedhostmemory page-lock pagelock cumemhostalloc "
-        "cumemallochost",
+        "cumemallochost mlock",
         r"offload (?:could not lock|needs NEARhost memory)"
         r"|cu(?:da|Mem)(?:HostAlloc|HostRegister|AllocHost)NEAR(?:fail|error|out of memory|invalid)"
         r"|(?:fail|error|out of memory)NEARcu(?:da|Mem)(?:HostAlloc|HostRegister|AllocHost)"
         r"|(?:pin|pinned)[ _](?:host )?memoryNEAR(?:fail|out of memory|cannot|error)"
         r"|(?:fail|cannot|could not)NEAR(?:pin|pinned)[ _](?:host )?memory"
-        r"|page-?lockNEAR(?:fail|cannot)|(?:fail|cannot|could not)NEARpage-?lock",
+        r"|page-?lockNEAR(?:fail|cannot)|(?:fail|cannot|could not)NEARpage-?lock"
+        r"|\bmlock(?:all)?\b.{0,40}fail",
         "lift the limit of locked memory (ulimit -l unlimited, --ulimit memlock=-1), or pin less: "
         "model.config.offload.tensors=inputs, data.num_workers=0",
         OOM,
@@ -113,7 +115,7 @@ KINDS = (
         "device", "GPU memory ran out",
         "outofmemory out_of_memory triedtoallocate exceedallowed alloc_failed allocation_failed "
         "memoryallocation resource_exhausted resourceallocationfailed failedtoallocat "
-        "outofmemoryerror",
+        "status_internal_error",
         r"\b(?:CUDA|HIP|Triton)\b[ \w]*(?:error|failure)\b.{0,80}?out of memory"
         r"|(?:CUDA|HIP) out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
         r"|OutOfMemoryError|Tried to allocate [\d.]+ \w+iB"
@@ -127,9 +129,10 @@ KINDS = (
         OOM,
     ),
     _kind(
-        "library", "a CUDA library could not start, most often because GPU memory had run out",
-        "not_initialized librarywasnotinitialized",
-        r"CU(?:BLAS|DNN|FFT|SOLVER|SPARSE|RAND)\w*_NOT_INITIALIZED|library was not initialized",
+        "library", "a CUDA library failed, most often because GPU memory had run out",
+        "not_initialized librarywasnotinitialized status_internal_error cufft_internal_error",
+        r"CU(?:BLAS|DNN|FFT|SOLVER|SPARSE|RAND)\w*_(?:NOT_INITIALIZED|INTERNAL_ERROR)\b"
+        r"|library was not initialized",
         "see with nvidia-smi what holds the GPU's memory and make the job smaller; if memory is "
         "free, an earlier failed kernel or a wrong driver is the cause: CUDA_LAUNCH_BLOCKING=1",
         OOM,
@@ -146,8 +149,9 @@ KINDS = (
     ),
     _kind(
         "assertion", "an index on the GPU is out of range",
-        "device-sideassert indexoutofbounds cudaerrorassert ]assertion",
-        r"device-side assert|cudaErrorAssert|thread: ?\[[\d, ]+\] Assertion|index out of bounds",
+        "device-sideasserttriggered indexoutofbounds cudaerrorassert ]assertion",
+        r"device-side assert triggered|cudaErrorAssert|thread: ?\[[\d, ]+\] Assertion"
+        r"|index out of bounds",
         "most often a token id that the model has no row for: compare the tokenizer of the store "
         "with the model's; CUDA_LAUNCH_BLOCKING=1 names the call",
     ),
@@ -162,6 +166,16 @@ KINDS = (
         rf"|{_XID}(?:13|31|43|45)\b",
         "run once with CUDA_LAUNCH_BLOCKING=1: the traceback then names the kernel that failed; "
         "the same node each time means hardware, each node a kernel",
+        HARDWARE,
+    ),
+    _kind(
+        "driver", "the GPU, its driver and the software do not fit together",
+        "kernelimage driverversionisinsufficient nocuda-capable invaliddeviceordinal "
+        "driveronyoursystemistooold nonvidiadriver",
+        r"no kernel image is available|driver version is insufficient|driver on your system is too"
+        r"|no CUDA-capable device|invalid device ordinal|no NVIDIA driver",
+        "compare the driver, the GPU and the CUDA release of torch; fewer GPUs may be visible than "
+        "ranks were started (CUDA_VISIBLE_DEVICES)",
         HARDWARE,
     ),
     _kind(
@@ -206,6 +220,7 @@ KINDS = (
         r"|Transport endpoint is not connected|PytorchStreamWriter failed|unexpected pos \d+",
         "look at the mount on that node, and at the room left there",
         "`longhaul checkpoints RUN` lists what is complete",
+        depth=1,
         ends=False,
     ),
     _kind(
@@ -256,7 +271,8 @@ KINDS = (
         "sigkill", "a process was ended by SIGKILL, most often because host memory ran out",
         "exit sigkill killed",
         r"exit ?code *:? *\(?(?:-9|137)\b|Signal 9 \(SIGKILL\)|killed by signal: (?:9|Killed)"
-        r"|srun: error: .{0,300}\btasks? [^:]+: Killed|: line \d+: +\d+ Killed\b|ended by SIGKILL",
+        r"|srun: error: .{0,300}\btasks? [^:]+: Killed|: line \d+: +\d+ Killed\b|ended by SIGKILL"
+        r"|DataLoader worker .{0,80}exited unexpectedly",
         "`dmesg` on the node says whether the kernel ended it for memory (then --mem=0 and fewer "
         "loader processes); otherwise the batch system or a person did",
         OOM,
@@ -270,6 +286,16 @@ KINDS = (
         "link is down; look at the other ranks' logs for the time before",
         HANG,
         depth=2,
+    ),
+    _kind(
+        "nccl", "NCCL failed",
+        "ncclinternalerror ncclinvalid ncclunhandled unhandledcudaerror duplicategpu "
+        "pleasereportthisissuetothenccl",
+        r"ncclInternalError|ncclInvalid\w+|ncclUnhandledCudaError|unhandled cuda error"
+        r"|Duplicate GPU detected|report this issue to the NCCL",
+        "the line after 'Last error:' has the reason; NCCL_DEBUG=WARN writes more",
+        HARDWARE,
+        depth=1,
     ),
     _kind(
         "network", "a link between nodes, or a system call of NCCL, failed",
@@ -301,9 +327,10 @@ KINDS = (
     ),
     _kind(
         "cancelled", "the job or its step was cancelled",
-        "cancelled duetosignal duetotaskfailure duetojobrequeue",
+        "cancelled duetosignal duetotaskfailure duetojobrequeue terminated notending",
         r"\*\*\* (?:JOB|STEP) .*CANCELLED AT(?: \S+)? ?\*\*\*|CANCELLED by \d+|State: CANCELLED"
-        r"|DUE TO (?:SIGNAL|TASK FAILURE|JOB REQUEUE)",
+        r"|DUE TO (?:SIGNAL|TASK FAILURE|JOB REQUEUE|JOB NOT ENDING)"
+        r"|srun: error: .{0,300}\btasks? [^:]+: Terminated",
         "a person or a script cancelled it, or Slurm did because a task had failed: "
         "`sacct -j JOB --format=JobID,State,ExitCode,Reason` says which",
         STATUS,

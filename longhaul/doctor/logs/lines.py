@@ -127,10 +127,10 @@ class Lines:
                 own, across = kinds[at]
                 if "" in own:
                     self._last.append(held[at])
+                if across and at:
+                    yield _suspect(across, held, at - 1)
                 if own - {""}:
                     yield _suspect(own, held, at)
-                elif across and at:
-                    yield _suspect(across, held, at - 1)
             if not batch:
                 return
             begin = max(0, len(held) - AHEAD)
@@ -145,14 +145,17 @@ class Lines:
         for key in dict.fromkeys(keys):
             if key not in self._concluded:
                 edge, _, shape = key.partition(b"\n")
-                new[key] = edge + _REDUCED_PREFIX.sub(b"", shape), shape
-        text = b"\n".join(both for both, _ in new.values())
+                new[key] = edge, shape, edge + _REDUCED_PREFIX.sub(b"", shape)
+        text = b"\n".join(both for *_, both in new.values())
         present = [
             (hint, kind) for hint, kinds in self._hints.items() if hint in text for kind in kinds
         ]
-        for key, (both, shape) in new.items():
+        for key, (edge, shape, both) in new.items():
             own = frozenset(kind for hint, kind in present if hint in shape)
-            across = frozenset(kind for hint, kind in present if kind and hint in both)
+            across = frozenset(
+                kind for hint, kind in present
+                if kind and hint in both and hint not in shape and hint not in edge
+            )  # fmt: skip
             self._concluded[key] = own, across
         for key in keys:
             yield self._concluded[key]

@@ -21,7 +21,7 @@ SHOWN = 5
 BEFORE, AFTER = 400, 1600
 """Characters of a line that are kept on each side of where it tells of its fault."""
 _HINTS = tuple((hint, kind.name) for kind in KINDS for hint in kind.hints)
-_PINS = re.compile(r"pin_memory|\bcudaHostAlloc\b|\bcudaHostRegister\b")
+_PINS = re.compile(r"pin_memory|pin memory thread|\bcudaHostAlloc\b|\bcudaHostRegister\b")
 """A call that locks host memory. CUDA reports its failure as it does that of GPU memory."""
 _STAMP = re.compile(r"\[[EWF](\d{3,4}) (\d\d:\d\d:\d\d\.\d+)")
 _FOLLOWS = {
@@ -201,7 +201,13 @@ def _fault(suspect: Suspect) -> tuple[Fault, int] | None:
     alone, glued = _joined([line]), _joined(sentence, "")
     whole = [_joined([*start, *sentence], glue) for glue in ("", " ")]
     texts = list(dict.fromkeys((alone, _joined(sentence), glued, *whole)))
-    matches = ((text, kind, kind.pattern.search(text)) for text in texts for kind in kinds)
+    matches = (
+        (text, kind, kind.pattern.search(text))
+        for follows in (False, True)  # a cause that is named further on explains the sentence
+        for text in texts
+        for kind in kinds
+        if (kind.depth > 0) == follows
+    )
     text, kind, match = next((one for one in matches if one[2]), ("", None, None))
     if kind is None or match is None:
         return None
@@ -211,14 +217,14 @@ def _fault(suspect: Suspect) -> tuple[Fault, int] | None:
     stated = dict[str, str]()
     for one in (*whole, _joined(sentence), alone, glued):  # a number may end with its line
         stated |= details(kind.name, one)
-    is_read = text == alone and best.known == of_texts[0].known
-    if text == alone and not is_read:
+    is_more = best.known > of_texts[0].known or stated != details(kind.name, alone)
+    if text == alone and is_more:
         text = _one_request(_joined(sentence))
     rank = rank_in(text) if line.rank is None else line.rank
     return Fault(
         kind=kind.name, line=text[max(0, match.start() - BEFORE) : match.end() + AFTER],
         number=line.number, ranks=() if rank is None else (rank,), details=stated, sizes=best,
-    ), line.number if is_read else sentence[-1].number  # fmt: skip
+    ), sentence[-1].number if is_more or text != alone else line.number  # fmt: skip
 
 
 def _joined(lines: Sequence[Line], glue: str = " ") -> str:

@@ -100,6 +100,11 @@ LINES = (
     ("preempted", TIME_LIMIT.replace("TIME LIMIT", "PREEMPTION")),
     ("node_lost", TIME_LIMIT.replace("TIME LIMIT", "NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS")),
     ("cancelled", TIME_LIMIT.replace(" DUE TO TIME LIMIT", "")),
+    ("nccl", "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1333, internal error - please "
+     "report this issue to the NCCL developers, NCCL version 2.18.5"),
+    ("nccl", "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"),
+    ("driver", "CUDA error: no kernel image is available for execution on the device"),
+    ("driver", "RuntimeError: CUDA error: invalid device ordinal"),
     ("crash", "srun: error: n1: task 3: Segmentation fault (core dumped)"),
     ("mismatch", "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running "
      "collective: CollectiveFingerPrint(SequenceNumber=5, OpType=ALLREDUCE)"),
@@ -162,6 +167,7 @@ def test_sizes_are_read_over_lines_that_other_ranks_write_between():
         "check_for_nan_in_loss_and_grad ........ True",
         "Epoch 0: 3%| 5/20 [2:12:19<76:15:08, loss=nan, v_num=, reduced_train_loss=3.910]",
         "best_val_loss: inf",
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
         "NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>",
         "To avoid out of memory errors set --micro-batch-size",
         "ECC: enabled; Uncorrectable errors: 0",
@@ -259,6 +265,7 @@ def test_a_log_without_a_known_fault_shows_its_last_errors_and_no_remedy(answer,
     )
     log.write_text("step 1/10  loss 2.5\n")
     assert "no line looks like an error" in answer("doctor", "log", log).out
+    assert "`longhaul doctor log` reads logs" in answer("doctor", "hang", log).error()
     assert "is not a file" in answer("doctor", "log", tmp_path).error()
 
 
