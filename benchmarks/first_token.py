@@ -122,7 +122,7 @@ def main() -> None:
     """Train, measure, print the page, and write it where asked to."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.first_token")
     parser.add_argument("--work", type=Path, required=True, help="folder for store and stage")
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--documents", type=int, default=200)
     parser.add_argument("--out", type=Path, help="file to write the page to")
     given = parser.parse_args()

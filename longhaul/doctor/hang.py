@@ -16,6 +16,9 @@ import typer
 from eval.run_folder import StageResults, load
 from longhaul.doctor import stacks
 from longhaul.doctor.collectives import Last, behind, last_collectives
+from longhaul.doctor.log import content as log_content
+from longhaul.doctor.log import describe
+from longhaul.doctor.logs.reader import Log, logs_of, read
 from longhaul.doctor.stacks import Stack
 from longhaul.doctor.stage_files import stage_facts
 from longhaul.options import Json, RunArgument, RunOption, print_json, run_of
@@ -38,15 +41,19 @@ def hang(
 ) -> None:
     """Find where the ranks hung: their stacks and last collectives, and which wrote nothing."""
     run = run_of(given, run)
+    if run.is_file():
+        raise ValueError(f"{run} is a file; `longhaul doctor log` reads logs")
     record, stages = load(run)
     stage = stage and stage_named(run, stage, record.stages)
     asked = [one for one in stages if stage in ("", one.name)]
     found = [(dump, one) for one in asked for dump in dumps(stage_folder(run, one.name))]
     hung = [(each, one) for one in asked if (each := stacks.stacks(stage_folder(run, one.name)))]
+    logs = _what_logs_tell(run, asked)
     if not found and not hung:
         if as_json:
-            print_json(None)
+            print_json({"log": log_content(logs)} if logs.faults else None)
             return
+        _show_log(logs, run)
         where = stage_folder(run, stage) if stage else f"a stage of {run}"
         typer.echo(
             f"{where} has no dump in its folder {FOLDER}: no collective of NCCL reached its "
@@ -58,25 +65,42 @@ def hang(
     if not found:
         assert of_stage is not None
         if as_json:
-            print_json({"stage": of_stage.name, "stacks": _of_stacks(of_stacks)})
+            stated = {"stage": of_stage.name, "stacks": _of_stacks(of_stacks)}
+            print_json({**stated, "log": log_content(logs)})
             return
         _show_stacks(of_stacks, of_stage)
+        _show_log(logs, run)
         return
     dump, here = max(found, key=lambda one: one[0].last)
     world, collectives, unread = _world_size(run, here), *_collectives(dump)
     if as_json:
         stated = {"behind": list(behind(collectives)), "stacks": _of_stacks(of_stacks)}
-        print_json({**_content(dump, here, world), **stated})
+        print_json({**_content(dump, here, world), **stated, "log": log_content(logs)})
         return
     _show(dump, here, world)
     for line in (*behind(collectives), *unread):
         typer.echo(line)
     if of_stage is not None:
         _show_stacks(of_stacks, of_stage)
+    _show_log(logs, run)
     next_command(
         dump.command(complete=not (dump.silent(world) if world else ())),
         "compare all collectives of the ranks (it unpickles the files, so only of your own jobs)",
     )
+
+
+def _what_logs_tell(run: Path, stages: Sequence[StageResults]) -> Log:
+    """Return what the newest output of the ranks tells; nothing without output."""
+    for stage in reversed(stages):
+        log = read(logs_of(run, stage.name))
+        if log.faults:
+            return log
+    return Log()
+
+
+def _show_log(log: Log, run: Path) -> None:
+    for line in describe(log, run) if log.faults else ():
+        typer.echo(line)
 
 
 def _collectives(dump: Dump) -> tuple[dict[int, dict[str, Last]], list[str]]:

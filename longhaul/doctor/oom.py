@@ -4,6 +4,7 @@
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,8 +24,11 @@ from longhaul.doctor.case import (
     gib,
     on_one_line,
 )
-from longhaul.doctor.oom_causes import SET_ALLOCATOR, forms_logits, said, unexplained
-from longhaul.doctor.oom_log import Failure, Log, read
+from longhaul.doctor.log import content as log_content
+from longhaul.doctor.log import describe, memory_ran_out
+from longhaul.doctor.logs.kinds import ON_THE_HOST, SET_ALLOCATOR
+from longhaul.doctor.logs.reader import Fault, Log, read
+from longhaul.doctor.oom_causes import forms_logits, meanings, unexplained
 from longhaul.options import Gpus, Json, print_json
 from longhaul.terminal.console import show
 from recipes.notation.layout import words_of
@@ -36,7 +40,6 @@ from recipes.spec.units import GiB
 
 OVERRIDES = "overrides, or why not"
 NOT_TRIED = "not tried in whole runs on GPUs here"
-ON_THE_HOST = ("pinned", "host", "killed", "shared")
 
 
 def oom(
@@ -57,8 +60,8 @@ def oom(
     """Show what takes the memory of a recipe, and what would make it fit, cheapest first."""
     asked = Machines(nodes=nodes, gpus=gpus, layout=layout, cluster=cluster)
     found = case(factory, asked, card=card, ladder=ladder, stage=stage)
-    logged = read(log) if log is not None else None
-    seen = logged.failures if logged is not None else ()
+    logged = read([log]) if log is not None else None
+    seen = () if logged is None else memory_ran_out(logged)
     if as_json:
         print_json(content(found, logged))
         return
@@ -66,25 +69,28 @@ def oom(
         typer.echo(line)
     if logged is not None:
         typer.echo(f"\nlog: {log}")
-        for line in said(found, logged):
+        for line in describe(logged, meaning=partial(meanings, found)):
             typer.echo(f"  {line}")
-    kinds = {one.kind for one in seen}
-    if kinds and kinds <= set(ON_THE_HOST) and found.plan.fits:
+        if not seen:
+            typer.echo("it does not say that memory ran out, so there is no list of remedies")
+            return
+    if seen and {one.kind for one in seen} <= set(ON_THE_HOST) and found.plan.fits:
         return
     beyond = unexplained(found.plan, seen)
     there = _remedies(found.plan, seen, beyond)
     typer.echo()
     _print(found.plan, there)
-    for line in what_to_do(found, there, logged, beyond):
+    for line in what_to_do(found, there, seen, beyond):
         typer.echo(line)
 
 
 def content(found: Case, log: Log | None) -> dict[str, Any]:
     """Return the answer in numbers: bytes, shares of a step."""
-    plan, seen = found.plan, () if log is None else log.failures
+    plan, seen = found.plan, () if log is None else memory_ran_out(log)
     beyond = unexplained(plan, seen)
-    there = _remedies(plan, seen, beyond)
-    choice = planners_choice(found, beyond)
+    of_memory = log is None or bool(seen)
+    there = _remedies(plan, seen, beyond) if of_memory else Remedies(ladder=(), cure=None)
+    choice = planners_choice(found, beyond) if of_memory else None
     return {
         **found.content(),
         "fits": plan.fits,
@@ -93,7 +99,7 @@ def content(found: Case, log: Log | None) -> dict[str, Any]:
         "short_bytes": plan.short,
         "host_bytes_per_rank": plan.memory.host,
         "unexplained_bytes": beyond,
-        "log": None if log is None else list(said(found, log)),
+        "log": None if log is None else log_content(log),
         "remedies": [
             {
                 "name": one.name,
@@ -124,10 +130,10 @@ def content(found: Case, log: Log | None) -> dict[str, Any]:
     }
 
 
-def _remedies(plan: Plan, seen: Sequence[Failure], beyond: float) -> Remedies:
+def _remedies(plan: Plan, seen: Sequence[Fault], beyond: float) -> Remedies:
     """Return the remedies; without more groups of ranks if NCCL found no memory."""
     return remedies(
-        plan, unexplained=beyond, more_groups=not any(one.kind == "nccl" for one in seen)
+        plan, unexplained=beyond, more_groups=not any(one.kind == "nccl_memory" for one in seen)
     )
 
 
@@ -148,9 +154,9 @@ def predicted(plan: Plan) -> Iterator[str]:
         yield f"  on the host: {gib(plan.memory.host)} a rank, of {gib(share)}{lacks}"
 
 
-def first_of_all(plan: Plan, seen: Sequence[Failure], beyond: float) -> Iterator[str]:
+def first_of_all(plan: Plan, seen: Sequence[Fault], beyond: float) -> Iterator[str]:
     """Yield what to do before any remedy, and the bytes that remedies add to the prediction."""
-    if any(one.fragmented for one in seen):
+    if any(one.sizes.fragmented for one in seen):
         yield f"set the allocator first ({SET_ALLOCATOR}); if it still fails:"
     if beyond > 0:
         yield (
@@ -213,21 +219,21 @@ def _row(plan: Plan, one: Remedy) -> tuple[str, ...]:
     )
 
 
-def what_to_do(found: Case, there: Remedies, log: Log | None, beyond: float) -> Iterator[str]:
+def what_to_do(found: Case, there: Remedies, seen: Sequence[Fault], beyond: float) -> Iterator[str]:
     """Yield the first set that fits, and the planner's own choice, as commands."""
     plan, cure = found.plan, there.cure
     yield ""
-    yield from first_of_all(plan, () if log is None else log.failures, beyond)
+    yield from first_of_all(plan, seen, beyond)
     if cure is None:
         yield (
             "no remedy fits, nor do all of them together; `longhaul plan "
             f"{plan.workload.card.word} --max-seq` finds the longest context of these GPUs"
         )
     elif not cure.names:
-        if log is not None and any(forms_logits(plan, one) for one in log.failures):
+        if any(forms_logits(plan, one.sizes) for one in seen):
             yield "with the tiled loss of this layout, nothing has to change by this prediction"
             return
-        yield f"nothing has to change by this prediction; {_of_log(log)}"
+        yield "nothing has to change by this prediction; --log compares it with a log"
         return
     else:
         untried = [name for name in cure.names if name in UNTRIED]
@@ -240,12 +246,6 @@ def what_to_do(found: Case, there: Remedies, log: Log | None, beyond: float) -> 
             f"{_beside(plan, choice, choice.untried)}"
         )
         yield f"  {found.command(choice.workload)}"
-
-
-def _of_log(log: Log | None) -> str:
-    if log is None:
-        return "--log compares it with a log"
-    return "the log is empty" if log.empty else "the log shows no out-of-memory"
 
 
 def planners_choice(found: Case, beyond: float) -> Plan | None:

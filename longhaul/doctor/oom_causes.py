@@ -4,46 +4,31 @@
 from collections.abc import Iterator, Sequence
 
 from longhaul.doctor.case import Case, gib
-from longhaul.doctor.oom_log import Failure, Log
+from longhaul.doctor.logs.kinds import ON_THE_GPU, ON_THE_HOST, SET_ALLOCATOR
+from longhaul.doctor.logs.reader import Fault
+from longhaul.doctor.logs.sizes import Sizes
 from recipes.planner.plan import HEADROOM, Plan
 from recipes.planner.rank_groups import rank_map
 from recipes.planner.tensor_sizes import matching
-from recipes.planner.timeouts import ALLOCATOR
 from recipes.spec.units import GiB
 
-SET_ALLOCATOR = f"PYTORCH_CUDA_ALLOC_CONF={ALLOCATOR}"
 OF_NCCL = 1 * GiB
 """Bytes that NCCL is assumed to lack when it finds no memory; its log has none."""
 FAR_BELOW, OTHER_GPU = 1.15, 0.05
 """Ratio that a prediction does not explain; relative difference of another GPU's capacity."""
-ON_THE_GPU = ("device", "nccl")
-WHAT = {
-    "device": "GPU memory ran out",
-    "nccl": "NCCL found no GPU memory",
-    "pinned": "host memory could not be locked",
-    "host": "host memory ran out",
-    "killed": "a process was killed, by the kernel or a batch system's memory limit",
-    "shared": "shared memory (/dev/shm) ran out",
-}
 
 
-def said(found: Case, log: Log) -> Iterator[str]:
-    """Yield the failures in a log, each with its meaning."""
-    if log.empty:
-        yield "the log is empty; is it the log of the rank that failed first?"
-    elif not log.failures and log.binary:
-        yield "the log is not text; name the output of a rank, such as a stderr.log below launch/"
-    elif not log.failures:
-        yield "no known out-of-memory error; is it the log of the rank that failed first?"
-    for one in log.failures:
-        times = f", {one.count} times" if one.count > 1 else ""
-        yield f"line {one.number}{times}: {WHAT[one.kind]}"
-        lines = {"device": _device, "nccl": _nccl, "shared": _shared}.get(one.kind, _host)
-        for line in lines(found, one):
-            yield f"  {line}"
+def meanings(found: Case, fault: Fault) -> list[str]:
+    """Return what a fault of memory means for a layout; nothing for other faults."""
+    if fault.kind == "device":
+        return list(_device(found, fault.sizes))
+    if fault.kind == "nccl_memory":
+        return list(_nccl(found))
+    of_host = fault.kind in ON_THE_HOST and fault.kind != "shared"
+    return list(_host(found, fault)) if of_host else []
 
 
-def _device(found: Case, one: Failure) -> Iterator[str]:
+def _device(found: Case, one: Sizes) -> Iterator[str]:
     plan = found.plan
     if one.asked is None:
         yield "the line has no sizes"
@@ -100,7 +85,7 @@ def _device(found: Case, one: Failure) -> Iterator[str]:
         )
 
 
-def _nccl(found: Case, one: Failure) -> Iterator[str]:
+def _nccl(found: Case) -> Iterator[str]:
     groups = len(rank_map(found.plan.workload, found.plan.cluster))
     yield (
         "its buffers are outside of PyTorch, a few hundred MiB for each group of ranks (this "
@@ -113,22 +98,18 @@ def _nccl(found: Case, one: Failure) -> Iterator[str]:
     )
 
 
-def forms_logits(plan: Plan, one: Failure) -> bool:
+def forms_logits(plan: Plan, one: Sizes) -> bool:
     """Whether a failed request has the size of whole logits, and the layout tiles the loss."""
     if one.asked is None or not plan.workload.layout.tiling.loss:
         return False
     return any(name.startswith("logits") for name in matching(plan.workload, one.asked)[:1])
 
 
-def _shared(found: Case, one: Failure) -> Iterator[str]:
-    yield "give the container more (--shm-size=16g, --ipc=host), or set data.num_workers=0"
-
-
-def _host(found: Case, one: Failure) -> Iterator[str]:
+def _host(found: Case, one: Fault) -> Iterator[str]:
     plan = found.plan
     layout, ranks = plan.workload.layout, min(plan.gpus, plan.cluster.gpus_per_node)
-    if one.asked is not None:
-        yield f"{gib(one.asked)} asked for"
+    if one.sizes.asked is not None:
+        yield f"{gib(one.sizes.asked)} asked for"
     yield (
         f"the plan pins {gib(plan.memory.host)} a rank, {gib(ranks * plan.memory.host)} of a "
         f"node's {plan.cluster.host_memory_gib:,.0f} GiB"
@@ -140,10 +121,7 @@ def _host(found: Case, one: Failure) -> Iterator[str]:
         f"an asynchronous checkpoint holds up to {gib(ranks * copy)} of a node meanwhile: "
         "trainer.strategy.ckpt_async_save=false avoids it"
     )
-    if one.kind == "pinned":
-        yield "the limit of locked memory must be off: ulimit -l unlimited, --ulimit memlock=-1"
-    if one.kind == "killed":
-        yield "under Slurm ask for the node's whole memory: --mem=0; `dmesg` names the process"
+    yield one.known.remedy
     if layout.offload.tensors != "none":
         yield (
             "to pin less: model.config.offload.tensors=inputs, or model.config.offload.every=2 "
@@ -151,22 +129,25 @@ def _host(found: Case, one: Failure) -> Iterator[str]:
         )
 
 
-def unexplained(plan: Plan, seen: Sequence[Failure]) -> float:
+def unexplained(plan: Plan, seen: Sequence[Fault]) -> float:
     """Return the bytes that a log shows beyond the prediction.
 
     A job that ran out of GPU memory did not fit, whatever the prediction says: if the log's sizes
     do not explain that, or it has none, the memory that the plan has to spare was in use, and a
     little more. Logits that a tiled loss never forms are not a reason for remedies.
     """
-    failed = [one for one in seen if one.kind in ON_THE_GPU and not forms_logits(plan, one)]
+    failed = [
+        fault for fault in seen
+        if fault.kind in ON_THE_GPU and not forms_logits(plan, fault.sizes)
+    ]  # fmt: skip
     reserve, worst = plan.memory.categories["reserve"], 0.0
-    for one in failed:
-        if one.kind != "device" or one.needed is None:
+    for one in (fault.sizes for fault in failed if fault.kind == "device"):
+        if one.needed is None:
             continue
         beyond = max(0.0, one.needed - (plan.memory.total - reserve))
         beside = max(0.0, (one.outside or 0.0) - reserve) + one.others
         worst = max(worst, beyond + beside)
     if not failed or plan.short + worst > 0:
         return worst
-    of_nccl = all(one.kind == "nccl" for one in failed)
+    of_nccl = all(fault.kind == "nccl_memory" for fault in failed)
     return -plan.short + (OF_NCCL if of_nccl else HEADROOM * plan.cluster.gpu_bytes)

@@ -7,6 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from longhaul.doctor.log import content as log_content
+from longhaul.doctor.log import describe
+from longhaul.doctor.logs.reader import logs_of
+from longhaul.doctor.logs.reader import read as read_logs
 from longhaul.health.monitor import MetricsTail, Monitor
 from longhaul.options import Json, RunOption, RunOrStage, print_json, run_of
 from longhaul.pages.watch_page import finding_lines, progress_of
@@ -17,6 +21,9 @@ from recipes.spec.naming import counted, stage_folder
 EVERY = 4
 """Steps between two rounds of checks of a run that recorded none; a finding lasts for more."""
 
+ENDED = ("failed", "stopped")
+"""States of a stage whose output is read."""
+
 
 def run(
     given: RunOrStage = None,
@@ -26,11 +33,17 @@ def run(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """List what is and was wrong with a run: slow ranks, data, memory, loss, disks, hangs."""
+    """List what is and was wrong with a run: slow ranks, data, memory, loss, disks, logs."""
     run = run_of(given, run)
     folder, name = run_and_stage(run, stage)
     view = RunWatch(folder, name).look()
     found = [(one, list(one.findings), _past(folder, one)) for one in view.stages]
+    logs = {
+        one.state.name: read_logs(paths)
+        for one in view.stages
+        if one.state.state in ENDED and (paths := logs_of(folder, one.state.name))
+    }
+    logs = {name: log for name, log in logs.items() if log.faults or log.error_like}
     if as_json:
         print_json(
             {
@@ -42,6 +55,9 @@ def run(
                         "reason": one.state.reason,
                         "findings": _contents(holds),
                         "past_findings": _contents(past),
+                        "log": log_content(logs[one.state.name])
+                        if one.state.name in logs
+                        else None,
                     }
                     for one, holds, past in found
                 ],
@@ -58,6 +74,10 @@ def run(
                 _show(finding, ended=True)
             if not holds and not past:
                 typer.echo("  no finding")
+            if one.state.name in logs:
+                typer.echo("  the output of its ranks:")
+                for line in describe(logs[one.state.name], folder):
+                    typer.echo(f"    {line}")
     if any(holds for _, holds, _ in found):
         raise typer.Exit(1)
 

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`longhaul doctor oom` on jobs that did run out of memory, and on cards that no recipe has."""
 
+import json
 import shlex
 
 import pytest
 
 from longhaul.doctor.case import case
+from longhaul.doctor.logs.reader import read_text
 from longhaul.doctor.oom import planners_choice, unexplained
-from longhaul.doctor.oom_log import failures
 from longhaul.terminal.next_commands import YOUR_CLUSTER
 from recipes.notation.layout import words_of
 from recipes.planner.plan import HEADROOM
@@ -20,6 +21,10 @@ PLAIN = "RuntimeError: CUDA error: out of memory\n"
 OF_NCCL = "n1:7:9 [2] include/alloc.h:178 NCCL WARN Cuda failure 2 'out of memory'\n"
 FRAGMENTED = failed(2, 40, unused=30)
 COMBINED = ("--card", "llama31_8b", "--ladder", "prolong", "--stage", "512K")
+
+
+def faults(text: str):
+    return read_text(text).faults
 
 
 def commands(out: str) -> list[list[str]]:
@@ -47,13 +52,13 @@ def test_without_sizes_what_was_to_spare_counts_as_used_and_a_minimum_beyond():
     found = case(NAME, Machines()).plan
     assert found.fits
     headroom = HEADROOM * found.cluster.gpu_bytes
-    assert unexplained(found, failures(PLAIN)) == pytest.approx(-found.short + headroom)
-    assert unexplained(found, failures(OF_NCCL)) == pytest.approx(-found.short + GiB)
-    assert unexplained(found, failures(OF_NCCL + PLAIN)) == pytest.approx(-found.short + headroom)
-    assert unexplained(found, failures("DataLoader worker is killed by signal: Killed.")) == 0
+    assert unexplained(found, faults(PLAIN)) == pytest.approx(-found.short + headroom)
+    assert unexplained(found, faults(OF_NCCL)) == pytest.approx(-found.short + GiB)
+    assert unexplained(found, faults(OF_NCCL + PLAIN)) == pytest.approx(-found.short + headroom)
+    assert unexplained(found, faults("DataLoader worker is killed by signal: Killed.")) == 0
     lacking = case(NAME, Machines(layout="tp2 dp4")).plan
     assert not lacking.fits
-    assert unexplained(lacking, failures(PLAIN)) == 0  # the prediction explains it
+    assert unexplained(lacking, faults(PLAIN)) == 0  # the prediction explains it
 
 
 def test_of_fragmentation_the_allocator_comes_first(answer, tmp_path):
@@ -63,15 +68,26 @@ def test_of_fragmentation_the_allocator_comes_first(answer, tmp_path):
     assert said.index(first + "if it still fails:") < said.index("what fits: ")
 
 
-@pytest.mark.parametrize("content", ["", "\n\n", "\x00garbage\n"])
-def test_a_log_that_says_nothing_is_not_asked_for_again(answer, tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("\n\n", "the log is empty"),
+        ("\x00garbage\n", "the log is not text"),
+        ("step 1/10\nValueError: no such document\n", "no known fault in 2 lines"),
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2025-03-15T18:00:46 DUE TO TIME LIMIT "
+         "***\n", "ended the job at its time limit"),
+    ],
+)  # fmt: skip
+def test_a_log_without_memory_that_ran_out_gets_no_remedies(answer, tmp_path, content, why):
     (tmp_path / "output.log").write_text(content)
-    said = answer("doctor", "oom", "--factory", NAME, "--log", tmp_path / "output.log")
+    asked = ("doctor", "oom", "--factory", NAME, "--layout", "tp2 dp4", "--log")
+    said = answer(*asked, tmp_path / "output.log")
     assert said.code == 0, said.err
-    assert "--log compares" not in said.out
-    empty = not content.strip()
-    assert ("the log is empty" in said.out) == empty
-    assert ("the log shows no out-of-memory" in said.out) != empty
+    assert why in said.out
+    assert "it does not say that memory ran out" in said.out
+    assert "recompute" not in said.out.partition("log: ")[2]
+    stated = json.loads(answer(*asked, tmp_path / "output.log", "--json").out)
+    assert (stated["remedies"], stated["cure"], stated["planners_choice"]) == ([], None, None)
 
 
 def test_the_planners_choice_has_room_for_what_the_log_shows_and_is_another_layout():

@@ -3,7 +3,8 @@
 
 import pytest
 
-from longhaul.doctor.oom_log import AFTER, BLOCK, failures, read
+from longhaul.doctor.logs.lines import BATCH, LONGEST
+from longhaul.doctor.logs.reader import read, read_text
 
 GIB, MIB = 2**30, 2**20
 
@@ -28,13 +29,14 @@ FROM_2_2 = (
 
 
 def only(text: str):
-    (one,) = failures(text)
+    (one,) = read_text(text).faults
     return one
 
 
 def test_the_form_in_brackets():
-    one = only(UP_TO_2_0)
-    assert (one.kind, one.gpu, one.asked) == ("device", 1, 2 * GIB)
+    assert only(UP_TO_2_0).kind == "device"
+    one = only(UP_TO_2_0).sizes
+    assert (one.gpu, one.asked) == (1, 2 * GIB)
     assert one.capacity == 14.76 * GIB
     assert one.free == 13.75 * MIB
     assert one.allocated == 11.35 * GIB
@@ -43,7 +45,7 @@ def test_the_form_in_brackets():
 
 
 def test_the_form_with_a_misspelt_capacity_where_the_process_goes_by_its_number():
-    one = only(OF_2_1)
+    one = only(OF_2_1).sizes
     assert one.capacity == 14.75 * GIB
     assert one.in_use == 14.52 * GIB
     assert one.others == 0
@@ -53,7 +55,7 @@ def test_the_form_with_a_misspelt_capacity_where_the_process_goes_by_its_number(
 
 
 def test_the_form_with_pools_limits_and_another_process():
-    one = only(FROM_2_2)
+    one = only(FROM_2_2).sizes
     assert (one.gpu, one.allowed, one.others) == (3, 30 * GIB, 2 * GIB)
     assert one.in_use == 27.73 * GIB
     assert one.allocated == 9.08 * GIB
@@ -62,15 +64,15 @@ def test_the_form_with_pools_limits_and_another_process():
 
 def test_of_many_ranks_the_one_that_asked_for_most_is_taken_and_all_are_counted():
     one = only("\n".join([OF_2_1, UP_TO_2_0, OF_2_1]))
-    assert (one.asked, one.number, one.count) == (2 * GIB, 2, 3)
+    assert (one.sizes.asked, one.number, one.count) == (2 * GIB, 2, 3)
 
 
 @pytest.mark.parametrize(
     ("line", "kind", "asked"),
     [
-        ("n1:7:9 [2] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'", "nccl", None),
-        ("n1:7:9 [3] NCCL WARN Cuda failure 2 'out of memory'", "nccl", None),
-        ("alloc.h:185 NCCL WARN Failed to CUDA calloc async 6291456 bytes", "nccl", 6291456),
+        ("n1:7:9 [2] alloc.h:178 NCCL WARN Cuda failure 'out of memory'", "nccl_memory", None),
+        ("n1:7:9 [3] NCCL WARN Cuda failure 2 'out of memory'", "nccl_memory", None),
+        ("alloc.h:185 NCCL WARN Failed to CUDA calloc async 6291456 bytes", "nccl_memory", 6291456),
         ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 8192 "
          "bytes. Error code 12 (Cannot allocate memory)", "host", 8192),
         ("[enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: not enough memory: you tried to "
@@ -83,19 +85,19 @@ def test_of_many_ranks_the_one_that_asked_for_most_is_taken_and_all_are_counted(
          "pinned", None),
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=1.0.", "killed", None),
         ("kernel: Out of memory: Killed process 4242 (python) total-vm:1kB", "killed", None),
-        ("failed (exitcode: -9) local_rank: 4 (pid: 24905) of binary: python", "killed", None),
-        ("srun: error: n1: task 0: Exited with exit code 137", "killed", None),
-        ("DataLoader worker (pid 7) is killed by signal: Killed.", "killed", None),
+        ("failed (exitcode: -9) local_rank: 4 (pid: 24905) of binary: python", "sigkill", None),
+        ("srun: error: n1: task 0: Exited with exit code 137", "sigkill", None),
+        ("DataLoader worker (pid 7) is killed by signal: Killed.", "sigkill", None),
         ("ERROR: Unexpected bus error: insufficient shared memory (shm)", "shared", None),
         ("RuntimeError: CUDA error: out of memory", "device", None),
-        ("srun: error: node1: task 3: Killed", "killed", None),
-        ("srun: error: n2: tasks 0-3,7: Killed", "killed", None),
+        ("srun: error: node1: task 3: Killed", "sigkill", None),
+        ("srun: error: n2: tasks 0-3,7: Killed", "sigkill", None),
         ("srun: error: n1: task 0: Out Of Memory", "killed", None),
-        ("/var/spool/slurmd/job7/script: line 9: 4242 Killed     python x.py", "killed", None),
+        ("/var/spool/slurmd/job7/script: line 9: 4242 Killed     python x.py", "sigkill", None),
         ("slurmstepd: error: Detected 2 oom-kill event(s) in StepId=1.0.", "killed", None),
         ("kernel: python invoked oom-killer: gfp_mask=0xcc0", "killed", None),
         ("kernel: Memory cgroup out of memory: Killed process 42 (python)", "killed", None),
-        ("Cuda failure 2 'out of memory'", "nccl", None),
+        ("Cuda failure 2 'out of memory'", "nccl_memory", None),
         ("CUDA Error: out of memory", "device", None),
         ("RuntimeError: CUDA out of memory.", "device", None),
         ("torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of "
@@ -107,7 +109,7 @@ def test_of_many_ranks_the_one_that_asked_for_most_is_taken_and_all_are_counted(
 )  # fmt: skip
 def test_what_other_allocators_write(line, kind, asked):
     one = only(f"step 1/10 loss 2.5\n{line}\n")
-    assert (one.kind, one.asked, one.number) == (kind, asked, 2)
+    assert (one.kind, one.sizes.asked, one.number) == (kind, asked, 2)
 
 
 @pytest.mark.parametrize(
@@ -126,26 +128,25 @@ def test_what_other_allocators_write(line, kind, asked):
     ],
 )
 def test_an_ordinary_line_is_no_failure(line):
-    assert failures(line) == []
+    assert read_text(line).faults == ()
 
 
 FILLER = "step 1/10  loss 2.5\n"
 
 
-@pytest.mark.parametrize("before", [BLOCK - 300, BLOCK - AFTER - 40, 3 * BLOCK + 17])
-def test_a_failure_is_found_once_wherever_a_block_of_the_log_ends(before):
-    lines = before // len(FILLER)
-    text = FILLER * lines + "x" * (before % len(FILLER)) + FROM_2_2 + "\n" + FILLER * 9
+@pytest.mark.parametrize("before", [BATCH - 3, BATCH - 25, 3 * BATCH + 17])
+def test_a_failure_is_found_once_wherever_a_batch_of_lines_ends(before):
+    text = FILLER * before + FROM_2_2 + "\n" + FILLER * 9
     one = only(text)
-    assert (one.number, one.count, one.asked) == (lines + 1, 1, 22.78 * GIB)
-    assert only(text + FILLER * (BLOCK // len(FILLER)) + UP_TO_2_0).count == 2
+    assert (one.number, one.count, one.sizes.asked) == (before + 1, 1, 22.78 * GIB)
+    assert only(text + FILLER * BATCH + UP_TO_2_0).count == 2
 
 
 def test_a_failure_in_the_middle_of_a_very_long_line_is_found_and_the_line_is_cut():
-    long = "0.5, " * BLOCK
+    long = "0.5, " * LONGEST
     one = only(f"{FILLER}{long}{FROM_2_2}{long}\n{FILLER}")
-    assert (one.number, one.count, one.asked, one.gpu) == (2, 1, 22.78 * GIB, 3)
-    assert len(one.line) < 2 * AFTER
+    assert (one.number, one.count, one.sizes.asked, one.sizes.gpu) == (2, 1, 22.78 * GIB, 3)
+    assert len(one.line) < LONGEST
 
 
 def test_a_progress_bar_that_returns_to_its_line_hides_nothing():
@@ -158,10 +159,10 @@ def test_a_progress_bar_that_returns_to_its_line_hides_nothing():
 def test_an_empty_log_is_told_from_one_without_failures(tmp_path, content):
     log = tmp_path / "output.log"
     log.write_text(content)
-    assert read(log).empty
+    assert read([log]).empty
     log.write_bytes(b"\x00\xff garbage \xfe\n")
-    assert not read(log).empty
-    assert read(log).failures == ()
+    assert not read([log]).empty
+    assert read([log]).faults == ()
 
 
 @pytest.mark.parametrize(("frames", "kind"), [(0, "pinned"), (3, "pinned"), (30, "device")])
