@@ -86,8 +86,8 @@ def changed(tmp_path, **sections):
         (of_mount("/a:"), "container.mounts[0] is '/a:'; write SRC, SRC:DST or SRC:DST:FLAGS"),
         ({"container": None, "python": "/a:/b"}, "python is '/a:/b'; PATH, which gets it, "),
         (
-            {"container": None, "slurm": {"sbatch": {"chdir": "/home/me/nemo_run"}}},
-            "chdir is '/home/me/nemo_run'; without a container nemo-run replaces /nemo_run by",
+            {"container": None, "slurm": {"sbatch": {"chdir": "/lustre/me/nemo_run"}}},
+            "chdir is '/lustre/me/nemo_run'; without a container nemo-run replaces /nemo_run by",
         ),
         (
             {"container": None, "tunnel": {"folder": "/lustre/me/nemo_run"}},
