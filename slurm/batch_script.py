@@ -8,10 +8,10 @@ cancelled, or that reached its time limit before the ranks had saved, is not req
 not tell the script, so it asks. Neither is one that cannot record its failure.
 """
 
-import shlex
 from pathlib import Path
 
 from data.cuda_extension import ARCHITECTURES, FOLDER, WITHOUT_DEVICE
+from slurm.quoting import word
 
 _TRAP = """
 trap : TERM
@@ -89,15 +89,14 @@ def setup_lines(
     `excluded` are nodes that are never used, in Slurm's list notation. Of an `array` each job has
     an outcome of its own and is requeued alone: the number of one of its jobs is that of the array.
     """
-    path = shlex.quote(str(outcome))
     said = [
-        f"export LONGHAUL_OUTCOME={path}{'.$SLURM_ARRAY_TASK_ID' if array else ''}",
+        f"export LONGHAUL_OUTCOME={word(str(outcome))}{'.$SLURM_ARRAY_TASK_ID' if array else ''}",
         f"LONGHAUL_MOST_FAILURES={most_failures}",
-        f"LONGHAUL_EXCLUDED={shlex.quote(excluded or '')}",
+        f"LONGHAUL_EXCLUDED={word(excluded or '')}",
         f'export {FOLDER}="${{{FOLDER}:-$LONGHAUL_OUTCOME.extensions}}"',
         "nvidia-smi -L >/dev/null 2>&1 ||"
         f' export {ARCHITECTURES}="${{{ARCHITECTURES}:-{WITHOUT_DEVICE}}}"',
     ]
     if python is not None:
-        said.append(f'export PATH={shlex.quote(python + "/bin")}:"$PATH"')
+        said.append(f'export PATH={word(python + "/bin")}:"$PATH"')
     return "\n".join(said) + (_TRAP.replace("$SLURM_JOB_ID", _OF_ARRAY) if array else _TRAP)

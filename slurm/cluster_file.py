@@ -3,8 +3,9 @@
 
 `recipes.spec.cluster` reads `hardware:`, which the planner needs; the sections about launching are
 read here. Each section is a mapping of the fields below. An unknown field is an error with the
-nearest name. So is a value of another type or out of range, or one that would break out of its line
-of the script: nemo-run quotes values, but neither names nor line breaks.
+nearest name. So is a value of another type or out of range, and a text that cannot be written so
+that the program which receives it reads the same text: `slurm.quoting` quotes for bash, but sbatch,
+pyxis and the commands of nemo-run's SSH tunnel have characters that no quoting protects.
 """
 
 import re
@@ -18,11 +19,13 @@ from pydantic import (
     Field,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 from recipes.spec import cluster
 from recipes.spec.cluster import Cluster
 from recipes.spec.schema import decode
+from slurm.nameable import RUN_FOLDER
 
 ExecutorName = Literal["local", "slurm"]
 LIMIT = re.compile(r"[0-9]+(:[0-9]{2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{2}){0,2}")
@@ -59,41 +62,83 @@ def _on_one_line(said: Any) -> Any:
     return said
 
 
-def _version(said: str) -> str:
-    if re.fullmatch(r"([0-9]+(\.[0-9]+){0,2})?", said) is None:
-        raise ValueError("write numbers with dots between them, as 535.104")
-    return said
-
-
-def _variable(name: str) -> str:
-    if re.fullmatch(r"[A-Z_][A-Z0-9_]*", name) is None:
-        raise ValueError(
-            "a name may have A to Z, 0 to 9 and _: nemo-run upper-cases names, and writes them "
-            "unquoted into a shell script"
-        )
-    return name
-
-
-def _flag(name: str) -> str:
-    if re.fullmatch(r"[a-z][a-z0-9_-]*", name) is None:
-        raise ValueError("write the flag without its dashes, with a to z, 0 to 9, _ and -")
-    return name
-
-
 def _stated(value: str | int | bool) -> str | int | bool:
     if value is False:
         raise ValueError("leave it out: nemo-run would write it as =False")
     return value
 
 
-def _unquoted(folder: str) -> str:
-    if re.fullmatch(r"[A-Za-z0-9_@%+=:,./~-]+", folder) is None:
-        raise ValueError("use letters, digits and _@%+=:,./~-: nemo-run writes it unquoted")
-    return folder
+def _for_sbatch(said: Any) -> Any:
+    if isinstance(said, str) and "\\" in said:
+        raise ValueError("leave out the backslash: sbatch drops it, in quotes too")
+    return said
+
+
+def _matching(pattern: str, right: str) -> AfterValidator:
+    def checked(said: str) -> str:
+        if re.fullmatch(pattern, said) is None:
+            raise ValueError(right)
+        return said
+
+    return AfterValidator(checked)
 
 
 Text = Annotated[str, Field(min_length=1), AfterValidator(_on_one_line)]
-Value = Annotated[str | int | bool, AfterValidator(_on_one_line), AfterValidator(_stated)]
+OfSbatch = Annotated[Text, AfterValidator(_for_sbatch)]
+Value = Annotated[
+    str | int | bool,
+    AfterValidator(_on_one_line),
+    AfterValidator(_stated),
+    AfterValidator(_for_sbatch),
+]
+Name = Annotated[
+    str,
+    _matching(
+        r"[a-z][a-z0-9_-]*",
+        "write the flag without its dashes, with a to z, 0 to 9, _ and -",
+    ),
+]
+Variable = Annotated[
+    str,
+    _matching(
+        r"[A-Z_][A-Z0-9_]*",
+        "a name may have A to Z, 0 to 9 and _: nemo-run upper-cases names, and writes them "
+        "unquoted into a shell script",
+    ),
+]
+Version = Annotated[
+    str,
+    _matching(r"([0-9]+(\.[0-9]+){0,2})?", "write numbers with dots between them, as 535.104"),
+]
+Flag = Annotated[
+    Text,
+    _matching(
+        r"(--[a-z][a-z0-9-]*(=.+)?|-[A-Za-z]\S*)",
+        "write one complete flag in each entry, as --mpi=pmix; srun would run other words",
+    ),
+]
+Image = Annotated[
+    Text,
+    _matching(
+        r"[./][^$`]*|[\w.:/@#+-]+",
+        "write a path in full, without variables or ~, or [USER@][REGISTRY#]IMAGE[:TAG]",
+    ),
+]
+MountText = Annotated[
+    Text,
+    _matching(
+        r"([./][^\s,:$`\"\\]*|tmpfs|umount)(:[./][^\s,:$`\"\\]*(:[\w+=-]+)?)?",
+        "write SRC, SRC:DST or SRC:DST:FLAGS with paths in full: pyxis has no variables, ~, blanks "
+        "or commas in them, and lets a shell read them on the node",
+    ),
+]
+Unquoted = Annotated[
+    Text,
+    _matching(
+        r"(?!-)[A-Za-z0-9_@%+=:,./~-]+",
+        "use letters, digits and _@%+=:,./~-, and no - first: nemo-run writes it unquoted",
+    ),
+]
 
 
 class _Section(BaseModel):
@@ -103,8 +148,8 @@ class _Section(BaseModel):
 class Slurm(_Section):
     """Arguments of sbatch and srun."""
 
-    account: Text = PLACEHOLDER
-    partition: Text | None = None
+    account: OfSbatch = PLACEHOLDER
+    partition: OfSbatch | None = None
     """None: the site's default."""
     time: Annotated[str, AfterValidator(_limit)] = "04:00:00"
     """Limit of a job. A longer stage saves before the limit and resumes when requeued."""
@@ -115,19 +160,19 @@ class Slurm(_Section):
     ask_for_gpus: Literal["gpus_per_node", "gres", "none"] = "gpus_per_node"
     """`--gpus-per-node=N`, `--gres=gpu:N`, or nothing if whole nodes are allocated."""
     exclusive: bool = True
-    qos: Text | None = None
-    constraint: Text | None = None
-    exclude: Text | None = None
+    qos: OfSbatch | None = None
+    constraint: OfSbatch | None = None
+    exclude: OfSbatch | None = None
     """Nodes never to use, in Slurm's list notation: n[3,7-9]."""
-    mem: Text | None = "0"
+    mem: OfSbatch | None = "0"
     """`0`: all of the node's memory."""
     cpus_per_task: Annotated[int, Field(ge=1)] | None = None
     segment: Annotated[int, Field(ge=1)] | None = None
     """Nodes in one block of the topology plugin: an NVLink domain of GB200."""
-    sbatch: dict[Annotated[str, AfterValidator(_flag)], Value] = {}
+    sbatch: dict[Name, Value] = {}
     """Further flags of sbatch by name, such as `reservation: nightly`; true: without a value."""
-    srun: tuple[Text, ...] = ()
-    """Further complete flags of srun: `--mpi=pmix`."""
+    srun: tuple[Flag, ...] = ()
+    """Further flags of srun, each complete in one entry: `--mpi=pmix`."""
 
     @field_validator("time", mode="before")
     @classmethod
@@ -151,9 +196,9 @@ class Slurm(_Section):
 class Container(_Section):
     """The image that ranks run in, by pyxis on Slurm."""
 
-    image: Text
+    image: Image
     """`/shared/longhaul.sqsh`, or `nvcr.io#nvidia/nemo:TAG` in enroot's notation of registries."""
-    mounts: tuple[Text, ...] = ()
+    mounts: tuple[MountText, ...] = ()
     """Mounts for pyxis: `SRC` (the same path in the container), `SRC:DST`, or `SRC:DST:FLAGS`, such
     as `/data:/data:ro+rprivate`. Run and store folders must be among them."""
 
@@ -161,7 +206,7 @@ class Container(_Section):
 class Preflight(_Section):
     """Limits of the node checks before a stage, in addition to the hardware; 0 or empty: none."""
 
-    least_driver: Annotated[str, AfterValidator(_version)] = ""
+    least_driver: Version = ""
     """Such as `535.104`; an older driver is a failure."""
     least_sm_clock_mhz: Annotated[int, Field(ge=0)] = 0
     """Least maximum clock by nvidia-smi (clocks.max.sm); a lower one is a failure."""
@@ -186,12 +231,12 @@ class Tunnel(_Section):
     """Access of commands to the login node: on it (`local`), or over SSH."""
 
     kind: Literal["local", "ssh"] = "local"
-    host: Text | None = None
-    user: Text | None = None
+    host: Unquoted | None = None
+    user: Unquoted | None = None
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    identity: Text | None = None
+    identity: Unquoted | None = None
     """A private key; without one nemo-run asks for a password."""
-    folder: Annotated[Text, AfterValidator(_unquoted)] | None = None
+    folder: Unquoted | None = None
     """Folder on the cluster in which nemo-run keeps scripts, code and output; it must be on the
     shared file system. None: the run's own."""
 
@@ -205,15 +250,32 @@ class ClusterFile(_Section):
     executor: ExecutorName = "slurm"
     slurm: Slurm = Slurm()
     container: Container | None = None
-    environment: dict[Annotated[str, AfterValidator(_variable)], str | int] = {}
+    environment: dict[Variable, str | int] = {}
     """Variables of every rank: NCCL, allocator, Transformer Engine. Names in capitals, as nemo-run
     writes them; sbatch passes on the other variables of the submitting shell."""
-    python: Text | None = None
+    python: Annotated[Text, _matching(r"[^:]+", "PATH, which gets it, separates by :")] | None = (
+        None
+    )
     """A virtual environment that every node sees, if there is no container."""
     preflight_seconds: Annotated[float, Field(ge=0, le=600)] = 30
     """Time limit of measuring links before a stage trains; 0: not measured."""
     preflight: Preflight = Preflight()
     tunnel: Tunnel = Tunnel()
+
+    @model_validator(mode="after")
+    def _without_run_folder(self) -> "ClusterFile":
+        texts = {
+            **self.slurm.model_dump(),
+            **self.slurm.sbatch,
+            "tunnel.folder": self.tunnel.folder,
+        }
+        for name, text in texts.items():
+            if self.container is None and isinstance(text, str) and RUN_FOLDER in text:
+                raise ValueError(
+                    f"{name} is {text!r}; without a container nemo-run replaces {RUN_FOLDER} by "
+                    "the folder of the job: use another name"
+                )
+        return self
 
     @property
     def machines(self) -> Cluster:

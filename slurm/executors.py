@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """nemo-run's executors from a cluster file."""
 
-import shlex
 import socket
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from slurm.batch_script import setup_lines
 from slurm.cluster_file import PLACEHOLDER, ClusterFile
 from slurm.local_executor import ALLOCATOR, OF_EVERY_RANK, allocator_settings, local_executor
 from slurm.nameable import require_nameable
-from slurm.quoting import QuotedJobDetails, QuotedTunnel
+from slurm.quoting import QuotedJobDetails, QuotedTunnel, word
 
 PREFIX = "longhaul."
 REACHED_SECONDS = 10.0
@@ -51,7 +50,7 @@ def executor(
 def environment(file: ClusterFile) -> dict[str, str]:
     """Return the variables of every rank, for a shell."""
     variables = {"OMP_NUM_THREADS": "1", **_variables(file)}
-    return {name: shlex.quote(value) for name, value in variables.items()}
+    return {name: word(value) for name, value in variables.items()}
 
 
 def _variables(file: ClusterFile) -> dict[str, str]:
@@ -98,12 +97,12 @@ def _slurm(
         cpus_per_task=chosen.cpus_per_task,
         segment=chosen.segment,
         signal=f"USR1@{save_seconds}" if save_seconds else None,
-        container_image=None if container is None else container.image,
-        container_mounts=[] if container is None else list(container.mounts),
+        container_image=None if container is None else word(container.image),
+        container_mounts=[] if container is None else [word(mount) for mount in container.mounts],
         container_env=None if container is None else sorted(environment(file)),  # over the image's
         array=None if array is None else f"0-{array - 1}",
         dependency_type="afterany" if after_failure else "afterok",
-        srun_args=list(chosen.srun),
+        srun_args=[word(flag) for flag in chosen.srun],
         # A job that can never run is cancelled, and so are those after it.
         additional_parameters={"kill_on_invalid_dep": "yes", **chosen.sbatch},
         env_vars={

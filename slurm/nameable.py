@@ -7,6 +7,8 @@ from pathlib import Path
 
 PATTERN = "%\\\n"
 """Characters with a special meaning to Slurm in the name of a log."""
+RUN_FOLDER = "/nemo_run"
+"""Text that nemo-run replaces everywhere in a script that has no container."""
 BETWEEN_MOUNTS = " \t,:"
 """Characters that end a path in mounts of pyxis."""
 
@@ -15,6 +17,8 @@ def require_nameable(folder: Path, *, in_container: bool, through_ssh: bool) -> 
     """Raise ValueError if Slurm, the container or the tunnel could not name a run's folder."""
     path, why = os.path.abspath(folder), "Slurm"
     refused = {*PATTERN} & {*path}
+    if not refused and not in_container and RUN_FOLDER in path:
+        refused, why = {RUN_FOLDER}, "nemo-run, which replaces it by another folder,"
     if not refused and in_container:
         refused, why = {*BETWEEN_MOUNTS} & {*path}, "pyxis, which mounts it into the container,"
     if not refused and through_ssh:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quoting of folders with blanks in nemo-run's commands and scripts for Slurm.
+"""Quoting of texts and folders in nemo-run's commands and scripts for Slurm.
 
-nemo-run writes paths into its commands and scripts unquoted. Here the folder of the jobs is quoted
-for the shell wherever it is written, and the code of a job is unpacked without a shell. Paths that
-Slurm or a container cannot name at all are refused (`slurm.nameable`).
+nemo-run joins what it is given into its commands and scripts unquoted, but for the values of
+`#SBATCH`. Here each text, and the folder of the jobs wherever it is written, is quoted for the
+shell, and the code of a job is unpacked without a shell. What quoting cannot protect is refused:
+paths by `slurm.nameable`, texts of the cluster file by `slurm.cluster_file`.
 """
 
 import logging
@@ -17,6 +18,17 @@ import nemo_run as run
 from nemo_run.core.execution import slurm
 from nemo_run.core.execution.slurm import SlurmJobDetails, get_packaging_job_key
 from nemo_run.core.tunnel.client import PackagingJob
+
+from slurm.nameable import RUN_FOLDER
+
+
+def word(text: str) -> str:
+    """Return a text as one word of a script: bash reads the same text, and runs nothing in it.
+
+    nemo-run reads the script as well: it fills in `$`, and replaces its folder if there is no
+    container. An empty pair of quotes, which is nothing to bash, hides both.
+    """
+    return shlex.quote(text).replace("$", "$''").replace(RUN_FOLDER, f"/''{RUN_FOLDER[1:]}")
 
 
 @dataclass(kw_only=True)

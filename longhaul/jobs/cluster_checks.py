@@ -10,7 +10,8 @@ from data.sources import path_of
 from longhaul.jobs.ladder_run import LadderRun
 from longhaul.jobs.store_source import Documents
 from recipes.spec.naming import start_folder
-from slurm.cluster_file import PLACEHOLDER, ClusterFile, Container, Tunnel
+from recipes.spec.schema import decode
+from slurm.cluster_file import PLACEHOLDER, ClusterFile, Container, Slurm, Tunnel
 from slurm.nameable import BETWEEN_MOUNTS
 
 
@@ -30,18 +31,16 @@ class Folder:
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """An entry of `container.mounts`, in pyxis's syntax: SRC, SRC:DST or SRC:DST:FLAGS."""
+    """An entry of `container.mounts`."""
 
     source: Path
     place: Path
     read_only: bool
 
     @classmethod
-    def parsed(cls, word: str) -> "Mount | None":
-        """Return the mount that an entry describes; None if the entry is invalid."""
+    def parsed(cls, word: str) -> "Mount":
+        """Return the mount that an entry of a cluster file describes."""
         parts = word.split(":")
-        if len(parts) > 3 or not all(parts):
-            return None
         flags = parts[2].split("+") if len(parts) == 3 else []
         return cls(source=Path(parts[0]), place=Path(parts[:2][-1]), read_only="ro" in flags)
 
@@ -78,10 +77,14 @@ def ruler_folders(plan: LadderRun) -> list[Folder]:
 
 
 def with_names(file: ClusterFile, account: str, partition: str) -> ClusterFile:
-    """Return a cluster file with another account and partition, unless they are empty."""
+    """Return a cluster file with another account and partition, unless they are empty.
+
+    Raises ValueError for a name that a cluster file could not state.
+    """
     names = {"account": account, "partition": partition}
     given = {name: value for name, value in names.items() if value}
-    return file.model_copy(update={"slurm": file.slurm.model_copy(update=given)})
+    slurm = decode(Slurm, file.slurm.model_dump() | given, "--account and --partition")
+    return file.model_copy(update={"slurm": slurm})
 
 
 def require_complete(file: ClusterFile, used: Sequence[Folder]) -> None:
@@ -116,7 +119,7 @@ def lacking(file: ClusterFile, used: Sequence[Folder] = ()) -> list[str]:
 
 
 def _of_container(container: Container, tunnel: Tunnel, used: Sequence[Folder]) -> Iterator[str]:
-    image, mounts = container.image, []
+    image, mounts = container.image, [Mount.parsed(word) for word in container.mounts]
     if PLACEHOLDER in image:
         yield (
             f"container.image is {image}; see docs/containers.md, or leave `container` out and "
@@ -124,12 +127,6 @@ def _of_container(container: Container, tunnel: Tunnel, used: Sequence[Folder]) 
         )
     elif image.startswith("/") and tunnel.kind == "local" and not Path(image).is_file():
         yield f"container.image {image} is not there; see docs/containers.md"
-    for word in container.mounts:
-        mount = Mount.parsed(word)
-        if mount is None:
-            yield f"container.mounts has {word!r}; write SRC, SRC:DST or SRC:DST:FLAGS"
-        else:
-            mounts.append(mount)
     for folder in used:
         for path in folder.paths:
             yield from _unmounted(folder, path, mounts)

@@ -28,6 +28,11 @@ def test_the_template_says_every_field_with_its_default():
     assert file.slurm.account == file.container.image == PLACEHOLDER
 
 
+def of_mount(mount):
+    """Return a container with one mount."""
+    return {"container": {"image": "/x.sqsh", "mounts": [mount]}}
+
+
 def changed(tmp_path, **sections):
     """Return a copy of a shipped file with other sections."""
     given = yaml.safe_load((cluster.FOLDER / "dgx_h100.yaml").read_text()) | sections
@@ -62,6 +67,38 @@ def changed(tmp_path, **sections):
         ({"slurm": {"sbatch": {"x=1 y": 1}}}, "slurm.sbatch.x=1 y is 'x=1 y'; write the flag "),
         ({"slurm": {"sbatch": {"comment": "a\ntouch x"}}}, "slurm.sbatch.comment is 'a\\ntouch x'"),
         ({"slurm": {"srun": ["--a\n"]}}, "slurm.srun[0] is '--a\\n'; it has a line break"),
+        ({"slurm": {"sbatch": {"comment": r"a\b"}}}, r"comment is 'a\\b'; leave out the backslash"),
+        (
+            {"slurm": {"srun": ["--mpi", "pmix"]}},
+            "slurm.srun[1] is 'pmix'; write one complete flag",
+        ),
+        ({"slurm": {"srun": ["--mpi pmix"]}}, "slurm.srun[0] is '--mpi pmix'; write one complete"),
+        (
+            {"container": {"image": "~/x.sqsh"}},
+            "container.image is '~/x.sqsh'; write a path in full",
+        ),
+        ({"container": {"image": "x:1; touch y"}}, "or [USER@][REGISTRY#]IMAGE[:TAG]"),
+        (of_mount("/sh ared:/shared"), "container.mounts[0] is '/sh ared:/shared'; write SRC, "),
+        (of_mount("$HOME/data:/data"), "'$HOME/data:/data'; write SRC, SRC:DST or SRC:DST:FLAGS"),
+        (of_mount("/a$(touch y):/b"), "with paths in full: pyxis has no variables"),
+        (of_mount("/a,b:/c"), "container.mounts[0] is '/a,b:/c'"),
+        (of_mount("data:/data"), "container.mounts[0] is 'data:/data'"),
+        (of_mount("/a:"), "container.mounts[0] is '/a:'; write SRC, SRC:DST or SRC:DST:FLAGS"),
+        ({"container": None, "python": "/a:/b"}, "python is '/a:/b'; PATH, which gets it, "),
+        (
+            {"container": None, "slurm": {"sbatch": {"chdir": "/lustre/me/nemo_run"}}},
+            "chdir is '/lustre/me/nemo_run'; without a container nemo-run replaces /nemo_run by",
+        ),
+        (
+            {"container": None, "tunnel": {"folder": "/lustre/me/nemo_run"}},
+            "tunnel.folder is '/lustre/me/nemo_run'; without a container nemo-run replaces",
+        ),
+        (
+            {"tunnel": {"host": "h; touch y"}},
+            "tunnel.host is 'h; touch y'; use letters, digits and",
+        ),
+        ({"tunnel": {"user": "-e x"}}, "tunnel.user is '-e x'; use letters, digits and"),
+        ({"tunnel": {"identity": "~/my key"}}, "tunnel.identity is '~/my key'; use letters"),
         ({"tunnel": {"folder": "/x; y"}}, "tunnel.folder is '/x; y'; use letters, digits and"),
         (
             {"environment": {"A;touch x": 1}},
@@ -100,6 +137,21 @@ def test_every_mistake_is_told_at_once(tmp_path):
 def test_a_text_that_would_end_its_line_of_the_script_is_refused(tmp_path, field):
     with pytest.raises(ValueError, match=f"slurm.{field} is .*; it has a line break"):
         load(changed(tmp_path, slurm={field: "x\ntouch y"}))
+
+
+def test_images_and_mounts_in_every_form_of_pyxis_are_read(tmp_path):
+    images = (
+        "/my images/x.sqsh",
+        "./x.sqsh",
+        "nvcr.io#nvidia/nemo:25.07",
+        "me@acme.org:5000#x@sha256:0f",
+    )
+    mounts = ("/a", "./a:/b", "/a:/b:ro+rprivate", "tmpfs:/c", "umount:/d", "/e:/f:x-create=dir")
+    for image in images:
+        container = {"image": image, "mounts": list(mounts)}
+        assert load(changed(tmp_path, container=container)).container.model_dump() == {
+            "image": image, "mounts": mounts,
+        }  # fmt: skip
 
 
 def test_what_is_a_value_to_sbatch_is_kept(tmp_path):

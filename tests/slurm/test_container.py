@@ -119,6 +119,19 @@ def test_the_guide_names_the_tag_that_is_built_on():
     assert tags == set(re.findall(r"nvcr\.io/nvidia/nemo:([\d.]+)", guide))
 
 
+def test_the_guide_s_table_of_replacements_is_that_of_the_lock():
+    guide = (TREE / "docs" / "containers.md").read_text()
+    rows = dict(re.findall(r"^\| ([\w -]+) \| ([\d.]+) \| [^|]+\| (?:kept|replaced) ", guide, re.M))
+    assert rows.pop("Transformer Engine") == "2.9"  # never in the lock: the image's is kept
+    assert rows == {
+        "ModelOpt": PINS["nvidia-modelopt"],
+        "resiliency extension": PINS["nvidia-resiliency-ext"],
+        "Megatron-Core": PINS["megatron-core"],
+        "NeMo": PINS["nemo-toolkit"],
+        "NeMo Run": PINS["nemo-run"],
+    }
+
+
 def test_the_build_gets_what_the_package_is_built_from_and_nothing_else():
     lines = (CONTAINER / "Dockerfile.dockerignore").read_text().splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from longhaul.jobs import ladder_run
-from longhaul.jobs.cluster_checks import Folder, folders, lacking, require_complete
+from longhaul.jobs.cluster_checks import Folder, folders, lacking, require_complete, with_names
 from longhaul.jobs.store_source import Documents
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
@@ -48,7 +48,6 @@ def test_folders_under_a_mount_of_the_same_path_lack_nothing(mounts):
         (("/shared:/shared:ro",), "the run folder /shared/me/run is written to, and /shared is "
                                   "mounted read-only; container.mounts needs"),
         (("/shared", "/shared/me:/shared/me:ro"), "and /shared/me is mounted read-only"),
-        (("/shared", "/a:"), "container.mounts has '/a:'; write SRC, SRC:DST or SRC:DST:FLAGS"),
     ],
     ids=str,
 )  # fmt: skip
@@ -122,3 +121,9 @@ def test_an_array_is_refused_for_a_chain():
     file = site("/shared", slurm=Slurm(account="me", sbatch={"array": "0-3"}))
     with pytest.raises(ValueError, match=r"site: .*slurm\.sbatch\.array would run each job"):
         require_complete(file, [])
+
+
+def test_an_account_that_no_cluster_file_could_state_is_refused():
+    assert with_names(site(), "", "batch").slurm.partition == "batch"
+    with pytest.raises(ValueError, match=r"--account and --partition: account is 'x\\ntouch y'"):
+        with_names(site(), "x\ntouch y", "")

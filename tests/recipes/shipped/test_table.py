@@ -6,8 +6,6 @@ import fiddle as fdl
 import nemo_run as run
 import pytest
 import torch
-from nemo.collections import llm
-from nemo_run.config import get_type_namespace
 
 from recipes.ladders import LADDERS
 from recipes.models import CARDS
@@ -37,13 +35,6 @@ def test_every_ladder_of_a_card_has_a_row_for_each_stage():
             if (row.card.name, row.ladder.name) == (card, name)
         ]
         assert lengths == [stage.seq_length for stage in ladder.stages]
-
-
-def test_every_recipe_is_in_the_listing_of_nemo_run():
-    listed = {
-        factory.__name__ for factory in run.cli.list_factories(get_type_namespace(llm.pretrain))
-    }
-    assert set(ROWS) <= listed
 
 
 def test_a_row_is_called_for_its_recipe():

@@ -111,7 +111,7 @@ rm -rf "$LONGHAUL_OUTCOME.extensions"  # what a killed attempt left: its lock wo
 
 # Command 1
 
-srun --output /shared/me/run/launch/experiments/llama31_8b_ultralong_1m/llama31_8b_ultralong_1m_ID/llama31_8b_ultralong_1m/log-longhaul.llama31_8b_ultralong_1m_%j_${SLURM_RESTART_COUNT:-0}.out --container-image nvcr.io#acme/longhaul:1 --container-mounts /shared:/shared,/shared/me/run/launch/experiments/llama31_8b_ultralong_1m/llama31_8b_ultralong_1m_ID/llama31_8b_ultralong_1m:/nemo_run --container-workdir /nemo_run/code --container-env CUDA_DEVICE_MAX_CONNECTIONS,HF_HUB_OFFLINE,NCCL_IB_HCA,NVTE_BWD_LAYERNORM_SM_MARGIN,NVTE_FWD_LAYERNORM_SM_MARGIN,OMP_NUM_THREADS,PYTHONWARNINGS,PYTORCH_CUDA_ALLOC_CONF,TOKENIZERS_PARALLELISM,TORCH_NCCL_AVOID_RECORD_STREAMS --wait=60 --kill-on-bad-exit=1 python -m nemo_run.core.runners.fdl_runner -n llama31_8b_ultralong_1m /nemo_run/configs/llama31_8b_ultralong_1m_fn_or_script
+srun --output /shared/me/run/launch/experiments/llama31_8b_ultralong_1m/llama31_8b_ultralong_1m_ID/llama31_8b_ultralong_1m/log-longhaul.llama31_8b_ultralong_1m_%j_${SLURM_RESTART_COUNT:-0}.out --container-image 'nvcr.io#acme/longhaul:1' --container-mounts /shared:/shared,/shared/me/run/launch/experiments/llama31_8b_ultralong_1m/llama31_8b_ultralong_1m_ID/llama31_8b_ultralong_1m:/nemo_run --container-workdir /nemo_run/code --container-env CUDA_DEVICE_MAX_CONNECTIONS,HF_HUB_OFFLINE,NCCL_IB_HCA,NVTE_BWD_LAYERNORM_SM_MARGIN,NVTE_FWD_LAYERNORM_SM_MARGIN,OMP_NUM_THREADS,PYTHONWARNINGS,PYTORCH_CUDA_ALLOC_CONF,TOKENIZERS_PARALLELISM,TORCH_NCCL_AVOID_RECORD_STREAMS --wait=60 --kill-on-bad-exit=1 python -m nemo_run.core.runners.fdl_runner -n llama31_8b_ultralong_1m /nemo_run/configs/llama31_8b_ultralong_1m_fn_or_script
 
 exitcode=$?
 
