@@ -2,7 +2,7 @@
 """Facts of one model."""
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.layers import LayerPattern
@@ -37,6 +37,12 @@ class ModelCard:
     """Context length in tokens that the published weights were trained for."""
     config_contexts: tuple[int, ...] = ()
     """Other values of `max_position_embeddings` in revisions of the published config.json."""
+    other_contexts: tuple[int, ...] = ()
+    """Other native contexts that its config.json can be read as; none if the user states it."""
+    stated_context: int | None = None
+    """The native context, if the user stated it."""
+    config_notes: tuple[str, ...] = ()
+    """Other doubts about the reading of its config.json, a sentence each."""
     native_rope: RopeScaling
     pattern: LayerPattern | None = None
     """Which layers have a window, another rotation or none; None: all are alike."""
@@ -112,6 +118,32 @@ class ModelCard:
     def word(self) -> str:
         """Value of `--card` that names it, quoted for a shell."""
         return shlex.quote(self.path) if self.path else self.name
+
+    def trained_at(self, context: int | None) -> "ModelCard":
+        """Return the card with the native context that a user states, in tokens; None: as it is.
+
+        The original length of `linear` follows, since its frequencies do not depend on it.
+        """
+        if context is None:
+            return self
+        rope = self.native_rope
+        if rope.method == "linear":
+            rope = replace(rope, original_length=max(1, round(context / rope.factor)))
+        return replace(self, native_context=context, native_rope=rope, other_contexts=(),
+                       stated_context=context)  # fmt: skip
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of the reading of its config.json, a sentence each."""
+        found = list(self.config_notes)
+        if self.other_contexts:
+            others = " or ".join(f"{length:,}" for length in self.other_contexts)
+            found.append(
+                f"by its config.json {self.name} was trained at {self.native_context:,} tokens or "
+                f"at {others}, and {self.native_context:,} is taken; state what it was trained at "
+                "by --native-context, or as native_context of a ladder"
+            )
+        return found
 
     @property
     def facts(self) -> Family:
