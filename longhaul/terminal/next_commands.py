@@ -141,7 +141,9 @@ def new_ladder(card: ModelCard, seq_length: int) -> tuple[str, str]:
     """Return the file of a new ladder of one stage for a card, and the command that writes it."""
     length = length_word(seq_length).upper()
     file = f"{card.name}_{length.lower()}.yaml"
-    return file, f"longhaul ladders new {shlex.quote(file)} --card {card.word} --seq {length}"
+    stated = "" if card.stated_context is None else f" --native-context {card.stated_context}"
+    command = f"longhaul ladders new {shlex.quote(file)} --card {card.word} --seq {length}{stated}"
+    return file, command
 
 
 def lacks_weights(card: ModelCard, ladder: Ladder) -> bool:

@@ -447,7 +447,8 @@ def exported_config(
     """
     config = dict(_made(card) if base is None else base)
     for key in (*OF_ROPE, *OTHER_LENGTHS, *(OF_LAYERS if card.facts.windowed else ())):
-        config.pop(key, None)
+        if key != "partial_rotary_factor":  # kept where the original states whole heads
+            config.pop(key, None)
     unstated = HF_DEFAULTS[card.family]
     _refuse_part(rope, unstated)
     of_rope = rope_fields(rope, head_dim=card.head_dim, length=length, rotated=unstated.rotated)

@@ -39,7 +39,14 @@ from data.files.appearing import appearing
 from data.hub import TOKENIZER_FILES
 from data.tokenization import tokenizer
 from recipes.checkpoints.files import FILES, HUGGING_FACE, described, for_marker
-from recipes.checkpoints.marker import ORIGIN, PATTERN, VOCABULARY, origin_of, write_marker
+from recipes.checkpoints.marker import (
+    NATIVE_CONTEXT,
+    ORIGIN,
+    PATTERN,
+    VOCABULARY,
+    origin_of,
+    write_marker,
+)
 from recipes.checkpoints.streamed_weights import write_weights
 from recipes.hugging_face import weight_map
 from recipes.hugging_face.convert import DTYPES, to_megatron
@@ -79,6 +86,7 @@ def write_checkpoint(
             "temperature": card.native_rope.temperature,
             "tokenizer": fingerprint(source),
             VOCABULARY: card.vocab,
+            **({} if card.stated_context is None else {NATIVE_CONTEXT: card.stated_context}),
             ORIGIN: origin_of(origin or str(source)),
         }
         write_weights(part / "weights", _Streamed(card, stored))

@@ -11,6 +11,28 @@ from recipes.spec.families import FAMILIES, Family
 _WITH_EXPERTS = " or ".join(family.name for family in FAMILIES.values() if family.experts)
 
 
+def rope_trained_at(rope: RopeScaling, context: int) -> RopeScaling:
+    """Return a rotation for a native context that a user states, in tokens.
+
+    The original length of `linear` follows, since its frequencies do not depend on it.
+    """
+    if rope.method != "linear":
+        return rope
+    return replace(rope, original_length=max(1, round(context / rope.factor)))
+
+
+def context_notes(context: int, others: tuple[int, ...]) -> list[str]:
+    """Return what a user should know where a config.json can be read as other native contexts."""
+    if not others:
+        return []
+    said = " or ".join(f"{length:,}" for length in others)
+    return [
+        f"by its config.json the model was trained at {context:,} tokens or at {said}, and "
+        f"{context:,} is taken; state what it was trained at by --native-context of import, rope, "
+        "plan and ladders new, or as native_context of a ladder"
+    ]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCard:
     """Shape, vocabulary, native context and the model's names in other libraries."""
@@ -120,30 +142,21 @@ class ModelCard:
         return shlex.quote(self.path) if self.path else self.name
 
     def trained_at(self, context: int | None) -> "ModelCard":
-        """Return the card with the native context that a user states, in tokens; None: as it is.
-
-        The original length of `linear` follows, since its frequencies do not depend on it.
-        """
+        """Return the card with the native context that a user states, in tokens; None: as it is."""
         if context is None:
             return self
-        rope = self.native_rope
-        if rope.method == "linear":
-            rope = replace(rope, original_length=max(1, round(context / rope.factor)))
-        return replace(self, native_context=context, native_rope=rope, other_contexts=(),
-                       stated_context=context)  # fmt: skip
+        return replace(
+            self,
+            native_context=context,
+            native_rope=rope_trained_at(self.native_rope, context),
+            other_contexts=(),
+            stated_context=context,
+        )
 
     @property
     def notes(self) -> list[str]:
         """What a user should know of the reading of its config.json, a sentence each."""
-        found = list(self.config_notes)
-        if self.other_contexts:
-            others = " or ".join(f"{length:,}" for length in self.other_contexts)
-            found.append(
-                f"by its config.json {self.name} was trained at {self.native_context:,} tokens or "
-                f"at {others}, and {self.native_context:,} is taken; state what it was trained at "
-                "by --native-context, or as native_context of a ladder"
-            )
-        return found
+        return [*self.config_notes, *context_notes(self.native_context, self.other_contexts)]
 
     @property
     def facts(self) -> Family:
