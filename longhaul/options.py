@@ -186,7 +186,7 @@ EvaluationPipelineParallel = Annotated[
     typer.Option("--eval-pp", min=1, help="PP of evaluations.", show_default="the training's"),
 ]
 NoVerify = Annotated[
-    bool, typer.Option("--no-verify", help="Do not verify the checkpoint's SHA-256.")
+    bool, typer.Option("--no-verify", help="Do not verify the SHA-256 of the weights.")
 ]
 
 

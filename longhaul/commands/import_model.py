@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from longhaul.options import NativeContext, stated_at
+from longhaul.options import NativeContext, NoVerify, stated_at
 from longhaul.terminal.console import loading
 from longhaul.terminal.messages import next_command, note
 from recipes.spec.naming import length_shown
@@ -28,12 +28,14 @@ def import_model(
         str | None, typer.Option(help="Branch, tag or commit of a name on the hub.")
     ] = None,
     native_context: NativeContext = "",
+    no_verify: NoVerify = False,
 ) -> None:
     """Import published weights, bit for bit, with their config and tokenizer."""
     from data.files.appearing import require_free
     from data.hub import OF_THE_HUB
+    from recipes.hugging_face.checksums import unverified
     from recipes.hugging_face.config import card_of, read_config, require_same, require_weights
-    from recipes.hugging_face.hub import local_folder
+    from recipes.hugging_face.hub import FETCHED, local_folder
     from recipes.hugging_face.safetensors_files import BYTES, stored_tensors
     from recipes.models import CARDS
     from recipes.spec.naming import MODELS
@@ -54,6 +56,9 @@ def import_model(
     if card is not None:
         require_same(CARDS[card], found, f"the model of {source}")
     folder = local_folder(source, revision, weights=True)
+    read = ("*",) if Path(source).is_dir() else FETCHED
+    if why := unverified(folder, verify=not no_verify, patterns=read):
+        note(f"note: {why}")
     stored = stored_tensors(folder)
     require_weights(found, stored)
     require_free(to, room=sum(BYTES[one.dtype] * math.prod(one.shape) for one in stored.values()))

@@ -24,7 +24,10 @@ def folder_facts(folder: Path) -> FolderFacts:
         context = rotation_of(read_config(folder)).native_context
         digest = hashlib.sha256((folder / CONFIG).read_bytes())
     except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} cannot be evaluated: {error}") from None
+        raise ValueError(
+            f"{folder} is not a Hugging Face folder that can be read: {error}; `longhaul export` "
+            "writes such a folder"
+        ) from None
     for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
         facts = file.stat()
         digest.update(f"{file.name} {facts.st_size} {facts.st_mtime_ns}".encode())
