@@ -189,7 +189,8 @@ def plan(
     if not answer.plans:
         raise NoLayoutError(why_not(question, answer))
     layout_found = answer.plans[0].workload.layout
-    found = trained_as_stage(
+    # A ladder of one's own carries a context that is stated to the other commands.
+    found = None if native_context else trained_as_stage(
         question, layout_found, cluster,
         batch=question.tokens_per_batch if tokens_per_batch else None,
         budget=budget if tokens else None, store=store,

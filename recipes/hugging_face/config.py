@@ -215,7 +215,10 @@ def _completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
     shape = {key: value for key, value in config.items() if key not in OF_ROPE}
     theirs = CONFIG_MAPPING[kind].from_dict(shape)
     keys = ("head_dim", "partial_rotary_factor", "rotary_pct", "rotary_dim")
-    return {key: getattr(theirs, key) for key in keys if hasattr(theirs, key)} | dict(config)
+    completed = {key: getattr(theirs, key) for key in keys if hasattr(theirs, key)}
+    if "rotary_emb_base" in config:  # GPT-NeoX
+        completed["rope_theta"] = config["rotary_emb_base"]
+    return completed | dict(config)
 
 
 def card_of(config: Mapping[str, Any], name: str, hf_id: str | None = None) -> ModelCard:

@@ -141,11 +141,14 @@ def rotation_notes(config: Mapping[str, Any], rope: RopeScaling) -> list[str]:
                 f"{config.get('model_type')}, {rope.base:,}"
             )
         ignored = [key for key in ("attn_factor", "short_mscale") if fields.content.get(key)]
-        if ignored and fields.content.get("attention_factor") is None:
+        if not ignored or fields.content.get("attention_factor") is not None:
+            continue
+        theirs = replace(rope, attention_factor=None).temperature
+        if theirs != rope.temperature:
             found.append(
                 f"its config.json has {ignored[0]} {fields.content[ignored[0]]}, which gives a "
-                f"temperature of {rope.temperature:.5f}, as in vLLM; transformers ignores it. An "
-                "export states the temperature as attention_factor, which transformers reads"
+                f"temperature of {rope.temperature:.5f}, as in vLLM; transformers ignores it and "
+                f"computes {theirs:.5f}. An export states ours as attention_factor, which it reads"
             )
     return list(dict.fromkeys(found))
 
