@@ -12,10 +12,12 @@ import typer
 from typer.core import TyperGroup
 
 from longhaul.defaults import default
+from longhaul.terminal.messages import note
 from recipes.spec.cluster import CLUSTER
 
 if TYPE_CHECKING:
     from longhaul.jobs.evaluated_training import Interval
+    from recipes.spec.model_card import ModelCard
 
 K_IS = "K is 1,024, M is 1,024 K"
 """Units of lengths and of the tokens of a step, for help texts; budgets use powers of ten."""
@@ -184,8 +186,34 @@ EvaluationPipelineParallel = Annotated[
     typer.Option("--eval-pp", min=1, help="PP of evaluations.", show_default="the training's"),
 ]
 NoVerify = Annotated[
-    bool, typer.Option("--no-verify", help="Do not verify the checkpoint's SHA-256.")
+    bool, typer.Option("--no-verify", help="Do not verify the SHA-256 of the weights.")
 ]
+
+
+NativeContext = Annotated[
+    str,
+    typer.Option(
+        help="Tokens that the model was trained at, such as 32K, where its config.json does not "
+        "tell.",
+        show_default="as its config.json says",
+    ),
+]
+
+
+def card_at(word: str, native_context: str) -> "ModelCard":
+    """Return the card that a word names, at a native context if one is stated, and note doubts."""
+    from recipes.shipped.named import card_named
+
+    card = stated_at(card_named(word), native_context)
+    for words in card.notes:
+        note(f"note: {words}")
+    return card
+
+
+def stated_at(card: "ModelCard", native_context: str) -> "ModelCard":
+    """Return a card with the value of --native-context; empty: as its config.json says."""
+    stated = length_of("--native-context", native_context) if native_context else None
+    return card.trained_at(stated)
 
 
 def length_of(option: str, word: str) -> int:

@@ -10,6 +10,7 @@ import typer
 
 from longhaul.options import Json, RunArgument, RunOption, print_json, run_of
 from longhaul.terminal.messages import next_command, note
+from recipes.hugging_face.config_fields import CONFIG
 
 if TYPE_CHECKING:
     from recipes.checkpoints.stored import Stored
@@ -22,7 +23,8 @@ def checkpoints(
         str, typer.Option(help="Only this stage: its name or length.", show_default="all")
     ] = "",
     verify: Annotated[
-        bool, typer.Option("--verify", help="Compare the SHA-256 of every file.")
+        bool,
+        typer.Option("--verify", help="Compare the SHA-256 of every file; also of an export."),
     ] = False,
     prune: Annotated[
         bool, typer.Option("--prune", help="Remove those that no option keeps, of each stage.")
@@ -53,6 +55,9 @@ def checkpoints(
     """List the checkpoints of a run, or verify, prune or average them."""
     run = run_of(given, run)
     _require_options(verify, prune, keep_last, keep_every, dryrun, average, to)
+    if verify and (run / CONFIG).is_file():
+        _verify_export(run, as_json)
+        return
     found = _found(run, stage)
     if average is not None:
         assert to is not None
@@ -201,6 +206,23 @@ def _verify(found: "dict[str, list[Stored]]", as_json: bool) -> None:
     if as_json:
         print_json(answers)
     if any(answer["damaged"] for answer in answers):
+        raise typer.Exit(1)
+
+
+def _verify_export(folder: Path, as_json: bool) -> None:
+    """Compare the content of an export; exit with 1 if a file is damaged, or has no sum."""
+    from recipes.hugging_face.checksums import SUMS, damages
+
+    if not (folder / SUMS).is_file():
+        raise ValueError(
+            f"{folder} has no {SUMS} to compare with; exports of `longhaul export` have one"
+        )
+    damaged = damages(folder)
+    if as_json:
+        print_json([{"folder": str(folder), "damaged": damaged}])
+    else:
+        typer.echo("\n".join(damaged) or f"{folder}: verified")
+    if damaged:
         raise typer.Exit(1)
 
 

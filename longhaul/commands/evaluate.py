@@ -153,8 +153,8 @@ def evaluate(
         if export is not None:
             by_hf = backend == "hf"
             _require_defaults("--export", stage=stage, base=base, tp=by_hf and tensor_parallel != 1,
-                              cp=context_parallel != 1, store=store, ranks=ranks != 2,
-                              verify=verify is not None)  # fmt: skip
+                              cp=context_parallel != 1, store=store,
+                              ranks=ranks != 2)  # fmt: skip
             if not by_hf and device == "cpu":
                 raise ValueError("--backend vllm needs a GPU; leave out --device cpu")
         elif backend != "hf":

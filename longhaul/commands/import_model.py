@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from longhaul.options import NativeContext, NoVerify, stated_at
 from longhaul.terminal.console import loading
 from longhaul.terminal.messages import next_command, note
 from recipes.spec.naming import length_shown
@@ -26,13 +27,15 @@ def import_model(
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit of a name on the hub.")
     ] = None,
+    native_context: NativeContext = "",
+    no_verify: NoVerify = False,
 ) -> None:
     """Import published weights, bit for bit, with their config and tokenizer."""
     from data.files.appearing import require_free
     from data.hub import OF_THE_HUB
+    from recipes.hugging_face.checksums import unverified
     from recipes.hugging_face.config import card_of, read_config, require_same, require_weights
-    from recipes.hugging_face.hub import local_folder
-    from recipes.hugging_face.rope import states_base
+    from recipes.hugging_face.hub import FETCHED, local_folder
     from recipes.hugging_face.safetensors_files import BYTES, stored_tensors
     from recipes.models import CARDS
     from recipes.spec.naming import MODELS
@@ -47,15 +50,15 @@ def import_model(
     to = to or MODELS / (card or name)
     require_free(to)
     config = read_config(local_folder(source, revision, weights=False))
-    found = card_of(config, name)
-    if not states_base(config):
-        note(
-            "note: its config.json states no rope_theta; the base is that of transformers for "
-            f"{found.family}, {found.native_rope.base:,}"
-        )
+    found = stated_at(card_of(config, name), native_context)
+    for words in found.notes:
+        note(f"note: {words}")
     if card is not None:
         require_same(CARDS[card], found, f"the model of {source}")
     folder = local_folder(source, revision, weights=True)
+    read = ("*",) if Path(source).is_dir() else FETCHED
+    if why := unverified(folder, verify=not no_verify, patterns=read):
+        note(f"note: {why}")
     stored = stored_tensors(folder)
     require_weights(found, stored)
     require_free(to, room=sum(BYTES[one.dtype] * math.prod(one.shape) for one in stored.values()))
@@ -67,6 +70,6 @@ def import_model(
     if card is not None:
         next_command(["longhaul", "recipes", "--cards", card], "list the ladders for it")
     else:
-        words = ["longhaul", "ladders", "new", "ladder.yaml", "--card", to, "--seq"]
+        new = ["longhaul", "ladders", "new", "ladder.yaml", "--card", to, "--seq"]
         longer = length_shown(2 * found.native_context).replace(",", "")
-        next_command([*words, longer], "write a ladder of your own for it")
+        next_command([*new, longer], "write a ladder of your own for it")

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longhaul.options import K_IS, Checking, Json, length_of, print_json, require_no_json
+from longhaul.options import (
+    K_IS,
+    Checking,
+    Json,
+    NativeContext,
+    card_at,
+    length_of,
+    print_json,
+    require_no_json,
+)
 from longhaul.terminal.messages import next_command, note
 
 if TYPE_CHECKING:
@@ -65,6 +74,7 @@ def new(
         str,
         typer.Option(help=f"With --seq: tokens of a step ({K_IS}).", show_default=SHOWN_BATCH),
     ] = "",
+    native_context: NativeContext = "",
 ) -> None:
     """Write a commented ladder to edit: of two stages, or of one for a card and a length."""
     from data.files.whole import write_text
@@ -74,23 +84,26 @@ def new(
     require_file(file, "FILE", (".yaml", ".yml"))
     if file.exists():
         raise ValueError(f"{file} exists already; name a new file")
-    if not seq and (card or tokens or tokens_per_batch):
-        raise ValueError("--card, --tokens and --tokens-per-batch are of one stage; add --seq")
-    text = _of_one_stage(file, card, seq, tokens, tokens_per_batch) if seq else ""
+    if not seq and (card or tokens or tokens_per_batch or native_context):
+        raise ValueError(
+            "--card, --tokens, --tokens-per-batch and --native-context are of one stage; add --seq"
+        )
+    text = _of_one_stage(file, card, seq, tokens, tokens_per_batch, native_context) if seq else ""
     write_text(file, text or ladder_file.template(file))
     typer.echo(file)
     words = ["longhaul", "ladders", "check", file, "--card", card or "llama3_8b"]
     next_command(words, "after editing, check it for a card")
 
 
-def _of_one_stage(file: Path, card: str, seq: str, tokens: str, tokens_per_batch: str) -> str:
+def _of_one_stage(
+    file: Path, card: str, seq: str, tokens: str, tokens_per_batch: str, native_context: str
+) -> str:
     from recipes.notation.ladder_file import of_one_stage
     from recipes.planner.batch_size import even_batch
-    from recipes.shipped.named import card_named
     from recipes.spec.naming import budget_from
     from recipes.spec.units import M
 
-    length, model = length_of("--seq", seq), card_named(card)
+    length, model = length_of("--seq", seq), card_at(card, native_context)
     if length < model.native_context:
         raise ValueError(
             f"--seq is {seq}, and the context of {model.name} is {model.native_context:,} tokens "

@@ -11,7 +11,15 @@ import typer
 from longhaul.commands.plan_commands import own_ladder, stage_command, trained_as_stage, trains_all
 from longhaul.defaults import planned_cluster
 from longhaul.doctor.case import after_comments, on_one_line
-from longhaul.options import K_IS, Cluster, Json, length_of, print_json
+from longhaul.options import (
+    K_IS,
+    Cluster,
+    Json,
+    NativeContext,
+    card_at,
+    length_of,
+    print_json,
+)
 from longhaul.pages.plan_page import as_json, bill, page
 from longhaul.terminal.messages import note
 from longhaul.terminal.next_commands import not_here_yet
@@ -32,7 +40,7 @@ from recipes.planner.search.alternatives import (
 from recipes.planner.search.ranking import SearchResult, search
 from recipes.planner.search.request import SearchRequest, of_stage
 from recipes.shipped.machines import gpus_of
-from recipes.shipped.named import card_named, cards_of, combined
+from recipes.shipped.named import cards_of, combined
 from recipes.shipped.rotation import of_other_cards
 from recipes.spec import cluster as clusters
 from recipes.spec.cluster import CLUSTER
@@ -81,6 +89,7 @@ def plan(
         Path | None,
         typer.Option(help="Fit the cluster file to this run, or file of measured steps, first."),
     ] = None,
+    native_context: NativeContext = "",
     store: Annotated[
         Path | None,
         typer.Option(help="Token store: count attention within documents of its lengths."),
@@ -125,6 +134,7 @@ def plan(
                 "--seq": seq, "--tokens-per-batch": tokens_per_batch, "--tokens": tokens,
                 "--layout": layout, "--max-seq": max_seq, "--tightest": tightest, "--why": why,
                 "--plot": plot, "--sweep": sweep, "--calibrate": calibrate,
+                "--native-context": native_context,
             },
         )  # fmt: skip
         whole_ladder(card, ladder, cluster, ranks, precision, store, as_text=as_text)
@@ -133,7 +143,7 @@ def plan(
         raise ValueError(
             "name a model card, as in `longhaul plan llama31_8b --seq 1M`, or --ladder"
         )
-    model = card_named(card)
+    model = card_at(card, native_context)
     if calibrate is not None:
         from longhaul.commands.calibrate import fit_to
         from longhaul.jobs.calibration import own_file
@@ -179,7 +189,8 @@ def plan(
     if not answer.plans:
         raise NoLayoutError(why_not(question, answer))
     layout_found = answer.plans[0].workload.layout
-    found = trained_as_stage(
+    # A ladder of one's own carries a context that is stated to the other commands.
+    found = None if native_context else trained_as_stage(
         question, layout_found, cluster,
         batch=question.tokens_per_batch if tokens_per_batch else None,
         budget=budget if tokens else None, store=store,

@@ -201,8 +201,13 @@ def pretrain(
     folder = resolved.folder
     several = _several_nodes(recipe, row)
     if dryrun:
+        missing = dict(stage_checks.not_there(resolved))
+        named = [word.partition("=")[0] for word in context.args]
+        for key in ("data.store" if store else "", *named):
+            if key in missing:
+                raise ValueError(missing[key])
         typer.echo(yaml_file.dump(recipe))
-        for words in (stage_checks.summary(resolved), *standing):
+        for words in (stage_checks.summary(resolved), *standing, *missing.values()):
             typer.echo(f"# {words}")
         if several:
             typer.echo(f"# {several}")

@@ -12,8 +12,17 @@ from rich.table import Table
 
 from data.files.writable import require_file
 from longhaul.commands.rope_search import search
-from longhaul.options import K_IS, Json, length_of, print_json, require_no_json
+from longhaul.options import (
+    K_IS,
+    Json,
+    NativeContext,
+    card_at,
+    length_of,
+    print_json,
+    require_no_json,
+)
 from longhaul.terminal.console import loading, show
+from longhaul.terminal.messages import note
 
 if TYPE_CHECKING:
     from custom_modules.rope.config import RopeScaling
@@ -57,12 +66,14 @@ def rope(
         ),
     ] = "",
     plot: Annotated[Path | None, typer.Option(help="Also draw it, to this PNG.")] = None,
+    native_context: NativeContext = "",
     as_json: Json = False,
 ) -> None:
     """Show the wavelength of each pair of dimensions, and what a method does to it."""
     if context.invoked_subcommand is not None:
-        options = {"--card": card, "--model": model, "--method": method, "--length": length}
-        given = [name for name, value in {**options, "--plot": plot}.items() if value]
+        options = {"--card": card, "--model": model, "--method": method, "--length": length,
+                   "--plot": plot, "--native-context": native_context}  # fmt: skip
+        given = [name for name, value in options.items() if value]
         if given:
             raise ValueError(
                 f"{' and '.join(given)} cannot go with rope {context.invoked_subcommand}, which "
@@ -77,7 +88,7 @@ def rope(
     asked = length_of("--length", length) if length else 0
     from custom_modules.rope.config import MAX_POSITION
 
-    subject = _of_card(card) if model is None else _of_folder(model)
+    subject = _of_card(card, native_context) if model is None else _of_folder(model, native_context)
     words, chosen = method or [], {"own": subject.rope}
     for found in _read(words, subject):
         alike = sum(name.partition(" ")[0] == found.method for name in chosen)
@@ -148,10 +159,8 @@ def _print(
     show(lambda _: _summary(shown))
 
 
-def _of_card(name: str) -> Subject:
-    from recipes.shipped.named import card_named
-
-    found = card_named(name)
+def _of_card(name: str, native_context: str) -> Subject:
+    found = card_at(name, native_context)
     return Subject(
         name=found.name,
         head_dim=found.head_dim,
@@ -160,21 +169,22 @@ def _of_card(name: str) -> Subject:
     )
 
 
-def _of_folder(folder: Path) -> Subject:
-    from recipes.hugging_face.config import read_config
-    from recipes.hugging_face.rope import head_dim_of, rope_of
+def _of_folder(folder: Path, native_context: str) -> Subject:
+    from recipes.hugging_face.config import read_config, rotation_of
+    from recipes.spec.model_card import context_notes, rope_trained_at
 
-    path = folder / "config.json"
     config = read_config(folder)
     try:
-        found = rope_of(config)
+        found = rotation_of(config)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    by_factor = found.method in ("linear", "dynamic")
-    trained = found.reach if by_factor else config.get("max_position_embeddings", found.reach)
-    if trained is None:
-        raise ValueError(f"{path} has no max_position_embeddings, the context of the model")
-    return Subject(name=folder.name, head_dim=head_dim_of(config), rope=found, trained=int(trained))
+        raise ValueError(f"{folder}: {error}") from None
+    rope, trained, others = found.rope, found.native_context, found.other_contexts
+    if native_context:
+        trained, others = length_of("--native-context", native_context), ()
+        rope = rope_trained_at(rope, trained)
+    for words in (*found.notes, *context_notes(trained, others)):
+        note(f"note: {words}")
+    return Subject(name=folder.name, head_dim=found.head_dim, rope=rope, trained=trained)
 
 
 def _read(words: Sequence[str], subject: Subject) -> list["RopeScaling"]:

@@ -57,7 +57,7 @@ def predict(
         int | None, typer.Option(min=1, help="Answer the first samples of each file only.")
     ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Verify the checkpoint's SHA-256.")
+        bool, typer.Option("--verify/--no-verify", help="Verify the SHA-256 of the weights.")
     ] = True,
 ) -> None:
     """Answer samples greedily with a stage of a run, on local ranks, or with an export."""
@@ -65,7 +65,7 @@ def predict(
     if (export is None) == (run is None):
         raise ValueError("name what answers: --run with --stage, or --export")
     of_run = {"--stage": stage, "--store": store, "--tp": tensor_parallel > 1,
-              "--cp": context_parallel > 1, "--no-verify": not verify}  # fmt: skip
+              "--cp": context_parallel > 1}  # fmt: skip
     given = [name for name, value in of_run.items() if value]
     if export is not None and given:
         raise ValueError(f"{' and '.join(given)} cannot go with --export; leave one of them out")
@@ -86,7 +86,7 @@ def predict(
             answering = _stage(run, stage, store, asked, sizes, device, verify)
         else:
             assert export is not None
-            answering = _export(export, asked, ranks, device)
+            answering = _export(export, asked, ranks, device, verify)
         require_same(out, answering.facts)
         from longhaul.jobs import ruler_answers
         from slurm.experiment import run_in_order
@@ -213,12 +213,15 @@ def _require_stage(run: Path, word: str, store: Path | None, asked: "Questions")
     require_room(asked, record.context, f"stage {name}")
 
 
-def _export(folder: Path, asked: "Questions", ranks: int, device: str | None) -> Answering:
+def _export(
+    folder: Path, asked: "Questions", ranks: int, device: str | None, verify: bool
+) -> Answering:
     import torch
 
     from data.tokenization.tokenizer import load
     from eval.answers.end_tokens import end_tokens
     from eval.ruler.predictions import require_room, require_tokenizer
+    from recipes.hugging_face.checksums import unverified
     from recipes.hugging_face.folder_facts import folder_facts
 
     found = folder_facts(folder)
@@ -226,7 +229,7 @@ def _export(folder: Path, asked: "Questions", ranks: int, device: str | None) ->
         raise ValueError(f"{folder} has no .safetensors file; other weights are not read")
     tokenizer = load(str(folder))
     require_tokenizer(asked, tokenizer, f"{folder}")
-    require_room(asked, found.context, f"{folder} (max_position_embeddings)")
+    require_room(asked, found.context, f"{folder}")
     gpus = torch.cuda.device_count()
     device = device or ("cuda" if gpus else "cpu")
     if device == "cuda" and gpus < ranks:
@@ -234,6 +237,7 @@ def _export(folder: Path, asked: "Questions", ranks: int, device: str | None) ->
         raise ValueError(
             f"{ranks} ranks on cuda need as many GPUs; this machine has {gpus}: give {instead}"
         )
+    words = unverified(folder, verify=verify)
     return Answering(
         folder.resolve().name,
         folder,
@@ -241,6 +245,7 @@ def _export(folder: Path, asked: "Questions", ranks: int, device: str | None) ->
             folder, found.digest, device, asked, end_tokens(tokenizer.hugging_face, folder)
         ),
         choices={"device": device},
+        notes=[words] if words else [],
     )
 
 

@@ -154,6 +154,8 @@ def run(
             )  # fmt: skip
         return
     require_folder(plan.run, "--out")
+    if store is not None:
+        ladder_run.require_store_of_published(plan)
     rows = ladder_run.rows(plan, asked, moved=bool(cluster))
     for row in rows:
         ladder_run.require_here(row, nodes, cluster)
@@ -221,7 +223,8 @@ def _run_here(
     ladder_table.describe(plan, stages)
     scored = [*chain_suites.model_jobs(plan, stages), *chain_ruler.model_jobs(plan, stages)]
     if dryrun:
-        for said in (*ladder_run.missing_store(plan), *standing):
+        start = dict(stage_checks.not_there(stages[0])).get("resume.start")
+        for said in (*ladder_run.missing_store(plan), *filter(None, [start]), *standing):
             typer.echo(f"# {said}")
         if several:
             typer.echo(f"# {several}")

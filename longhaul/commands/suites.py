@@ -12,6 +12,7 @@ from longhaul.options import print_json
 from longhaul.run_folder.lock import in_use, require_unused
 from longhaul.run_folder.stage_named import require_any_checkpoint, stage_named
 from longhaul.terminal.console import busy, loading, output_to
+from longhaul.terminal.messages import note
 from longhaul.terminal.results import announcing
 
 if TYPE_CHECKING:
@@ -210,6 +211,7 @@ def _export(
     from eval.harness.tasks import PREFIX_ROOM
     from longhaul.jobs.evaluation import recipe_of
     from longhaul.jobs.suites import export_job
+    from recipes.hugging_face.checksums import unverified
     from recipes.resolved.read import device_of
 
     folder = given.export
@@ -217,6 +219,8 @@ def _export(
     by_vllm = given.backend == "vllm"
     device = "cuda" if by_vllm else given.device or device_of(recipe_of(run, names[0]))
     model = of_served(folder, given.tp) if by_vllm else of_export(folder, device)
+    if why := unverified(folder, verify=given.verify):
+        note(f"note: {why}")
     if model.name in names:
         raise ValueError(
             f"{folder} has the name of a stage of {run}, so their results would replace each "
@@ -230,8 +234,8 @@ def _export(
         if max(lengths) > most:
             less = f", of which {PREFIX_ROOM} are for the beginning of an answer" if by_vllm else ""
             raise ValueError(
-                f"--suite-lengths: {folder} reads {model.context:,} tokens "
-                f"(max_position_embeddings){less}, fewer than {max(lengths):,}; give at most "
+                f"--suite-lengths: {folder} reads {model.context:,} tokens by its config.json"
+                f"{less}, fewer than {max(lengths):,}; give at most "
                 f"{most:,}"
             )
     job = export_job(

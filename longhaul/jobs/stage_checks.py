@@ -16,6 +16,7 @@ from fiddle.printing import as_dict_flattened
 
 from custom_modules.attention.registry import kernel_for
 from custom_modules.rope.config import RopeScaling
+from data.files.nearest import near_path
 from data.mixture.config import Mix
 from data.mixture.groups import applies, groups, needs, often_repeated, without_shares
 from data.mixture.stage_rows import StageRows, for_store, mix_of
@@ -187,6 +188,20 @@ def require_start(stage: ResolvedStage) -> None:
                 require_optimizer(found)
         except ValueError as error:
             raise ValueError(f"{stage.name} cannot start: {error}") from None
+
+
+def not_there(stage: ResolvedStage) -> Iterator[tuple[str, str]]:
+    """Yield the setting of a store, and of a start, that is not there, and a sentence on it."""
+    store = Path(stage.recipe.data.store)
+    if not store.exists():
+        yield "data.store", (
+            f"there is no token store at {store}{near_path(store)}; make it with `longhaul "
+            "prepare`, or name another by --store"
+        )
+    try:
+        require_start(stage)
+    except ValueError as error:
+        yield "resume.start", str(error)
 
 
 def require_same(stage: ResolvedStage) -> None:

@@ -110,7 +110,8 @@ def importing(card: ModelCard) -> str:
     """Return the command that imports the weights that a ladder starts from, to `models/CARD`."""
     if card.path and card.hf_id is not None:
         to = MODELS / card.name
-        return f"longhaul import --from {shlex.quote(card.path.removeprefix(OF_THE_HUB))} --to {to}"
+        source = shlex.quote(card.path.removeprefix(OF_THE_HUB))
+        return f"longhaul import --from {source} --to {to}{_stated_context(card)}"
     revision = f" --revision {card.hf_revision}" if card.hf_revision else ""
     return f"longhaul import --from {card.hf_id or 'YOUR_WEIGHTS'}{revision} --card {card.name}"
 
@@ -141,7 +142,12 @@ def new_ladder(card: ModelCard, seq_length: int) -> tuple[str, str]:
     """Return the file of a new ladder of one stage for a card, and the command that writes it."""
     length = length_word(seq_length).upper()
     file = f"{card.name}_{length.lower()}.yaml"
-    return file, f"longhaul ladders new {shlex.quote(file)} --card {card.word} --seq {length}"
+    new = f"longhaul ladders new {shlex.quote(file)} --card {card.word} --seq {length}"
+    return file, new + _stated_context(card)
+
+
+def _stated_context(card: ModelCard) -> str:
+    return "" if card.stated_context is None else f" --native-context {card.stated_context}"
 
 
 def lacks_weights(card: ModelCard, ladder: Ladder) -> bool:

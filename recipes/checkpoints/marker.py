@@ -32,6 +32,9 @@ ROTATION = "rotation"
 """Fact of a marker: what the built model rotated by (`recipes.checkpoints.rotation`). Markers of
 earlier versions and of imports lack it."""
 
+NATIVE_CONTEXT = "native_context"
+"""Fact of an import's marker: tokens that the model was trained at, where the user stated them."""
+
 ORIGIN = "imported_from"
 """Fact of an import's marker: the folder or the name on the hub. Earlier versions lack it."""
 

@@ -3,12 +3,13 @@
 
 It is read as JSON; code that it names is never run. Every field that changes what the model
 computes is either in the card or has the only value that our model supports. Any other value is
-refused by name, since ignoring a field would give a different model.
+refused by name, since ignoring a field would give a different model. All commands read a rotation
+and a native context by `rotation_of`.
 """
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.layers import LayerPattern
 from data.files.user_file import read_json
 from recipes.hugging_face.config_fields import CONFIG as CONFIG
-from recipes.hugging_face.config_fields import number, whole, words
+from recipes.hugging_face.config_fields import LONGEST, number, whole, words
 from recipes.hugging_face.layers import (
     OF_LAYERS,
     full_rope_of,
@@ -24,23 +25,38 @@ from recipes.hugging_face.layers import (
     local_rope_fields,
     pattern_of,
 )
-from recipes.hugging_face.rope import RECORD, head_dim_of, rope_fields, rope_of
+from recipes.hugging_face.native_context import native_context
+from recipes.hugging_face.rope import (
+    ORIGINAL,
+    OTHER_LENGTHS,
+    RECORD,
+    head_dim_of,
+    rope_fields,
+    rope_of,
+    rotation_notes,
+)
 from recipes.hugging_face.safetensors_files import Stored
+from recipes.hugging_face.unread_fields import (
+    Fields,
+    require_computed,
+    require_positions,
+    unread_notes,
+)
 from recipes.hugging_face.weight_map import weight_map
 from recipes.spec.families import FAMILIES, Family
 from recipes.spec.model_card import ModelCard
 
 OF_ROPE = (
-    "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
-    "max_position_embeddings", "original_max_position_embeddings", RECORD,
+    "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", LONGEST, ORIGINAL,
+    RECORD,
 )  # fmt: skip
 """Fields of config.json that depend on the rotation and the length."""
 
+_READ_IN_COPIES = (*OF_ROPE, *OTHER_LENGTHS, *OF_LAYERS)
+"""Fields that are also read in copies of a config, where reading is not noticed."""
+
 MOST_LAYERS, LARGEST = 10_000, 2**24
 """Maximum of layers or experts, and of matrix dimensions: models have less than a hundredth."""
-
-_OTHER_LENGTHS = ("max_sequence_length", "max_seq_len", "n_positions", "seq_length")
-"""Fields of some configs in addition to max_position_embeddings; vLLM serves the smallest."""
 
 ROTATION = ("native_context", "native_rope")
 """Fields of a card that training changes."""
@@ -50,6 +66,9 @@ _NOT_FACTS = (
     "init_std",
     "config_class",
     "config_contexts",
+    "stated_context",
+    "other_contexts",
+    "config_notes",
     "hf_id",
     "hf_revision",
     "source",
@@ -136,11 +155,87 @@ def read_config(folder: Path) -> dict[str, Any]:
     return content
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RotationFacts:
+    """What a config.json of any family says of positions."""
+
+    rope: RopeScaling
+    """That of full layers where kinds differ."""
+    head_dim: int
+    native_context: int
+    other_contexts: tuple[int, ...]
+    """Other readings of the native context that the file allows."""
+    notes: tuple[str, ...]
+
+
+def rotation_of(config: Mapping[str, Any]) -> RotationFacts:
+    """Return the rotation and the native context that a config.json states.
+
+    Raises ValueError, with its name, for a field that is unknown or that disagrees with another,
+    and for positions that are not computed here.
+    """
+    require_positions(config)
+    rope = native_rope(config)
+    stated = {key: value for key, value in config.items() if key != "layer_types"}
+    context, others = native_context(stated, rope)
+    return RotationFacts(
+        rope=rope,
+        head_dim=head_dim_of(_completed(config)),
+        native_context=context,
+        other_contexts=others,
+        notes=tuple(rotation_notes(stated, rope)),
+    )
+
+
+def native_rope(config: Mapping[str, Any]) -> RopeScaling:
+    """Return the rotation of a model, by the rules of its family; raises ValueError as `rope_of`.
+
+    For a family that is not trained here, what config.json leaves out is that of transformers.
+    """
+    for family in FAMILIES.values():
+        if family.model_type == config.get("model_type"):
+            read = full_rope_of if family.windowed else rope_of
+            return read(config, HF_DEFAULTS[family.name].rotated)
+    completed = _completed(config)
+    part = completed.get("rotary_pct")
+    if completed.get("rotary_dim") is not None:
+        part = whole(completed, "rotary_dim") / head_dim_of(completed)
+    return rope_of(completed, 1.0 if part is None else part)
+
+
+def _completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config with the head size and rotated part that its class in transformers has."""
+    kind = config.get("model_type")
+    if kind is None or any(family.model_type == kind for family in FAMILIES.values()):
+        return config
+    from transformers import CONFIG_MAPPING
+
+    if kind not in CONFIG_MAPPING:
+        return config
+    shape = {key: value for key, value in config.items() if key not in OF_ROPE}
+    theirs = CONFIG_MAPPING[kind].from_dict(shape)
+    keys = ("head_dim", "partial_rotary_factor", "rotary_pct", "rotary_dim")
+    completed = {key: getattr(theirs, key) for key in keys if hasattr(theirs, key)}
+    if "rotary_emb_base" in config:  # GPT-NeoX
+        completed["rope_theta"] = config["rotary_emb_base"]
+    return completed | dict(config)
+
+
 def card_of(config: Mapping[str, Any], name: str, hf_id: str | None = None) -> ModelCard:
     """Return the card of a model with this config.json.
 
-    Raises ValueError, with its name, for an unsupported architecture, rotation or field value.
+    Raises ValueError, with its name, for an unsupported architecture, rotation or field value, and
+    for a field that nothing here reads and that may change the computation. Other fields that
+    nothing reads are in the card's notes.
     """
+    read = Fields(config)
+    card = _card(read, name, hf_id)
+    unread = {key: config[key] for key in config if key not in (*read.names, *_READ_IN_COPIES)}
+    require_computed(unread, card.facts.architecture)
+    return replace(card, config_notes=(*card.config_notes, *unread_notes(unread)))
+
+
+def _card(config: Mapping[str, Any], name: str, hf_id: str | None) -> ModelCard:
     family = _family(config)
     unstated = HF_DEFAULTS[family.name]
     _refuse(config, family)
@@ -152,11 +247,9 @@ def card_of(config: Mapping[str, Any], name: str, hf_id: str | None = None) -> M
     )
     if unstated.head_dim == "must be stated":
         whole(config, "head_dim")
-    rope = _rope(config, family, unstated)
-    pattern = pattern_of(config, family.name, rope) if family.patterned else None
-    context = whole(config, "max_position_embeddings")
-    if rope.method in ("linear", "dynamic"):  # for these the field is the length before extension
-        context = rope.reach or context
+    positions = rotation_of(config)
+    _require_rotation(positions, unstated)
+    pattern = pattern_of(config, family.name, positions.rope) if family.patterned else None
     return ModelCard(
         name=name,
         family=family.name,
@@ -165,13 +258,15 @@ def card_of(config: Mapping[str, Any], name: str, hf_id: str | None = None) -> M
         ffn_hidden=whole(config, unstated.ffn, most=LARGEST),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=head_dim_of(config),
+        head_dim=positions.head_dim,
         vocab=whole(config, "vocab_size", most=LARGEST),
         tied_embeddings=bool(config.get("tie_word_embeddings", unstated.tied)),
         norm_epsilon=number(config, unstated.norm_epsilon),
         init_std=number(config, "initializer_range", unstated.init_std),
-        native_context=context,
-        native_rope=rope,
+        native_context=positions.native_context,
+        other_contexts=positions.other_contexts,
+        native_rope=positions.rope,
+        config_notes=positions.notes,
         pattern=pattern,
         hf_id=hf_id,
         source=f"{CONFIG} of {hf_id or name}",
@@ -255,10 +350,10 @@ def _refuse_scaling(config: Mapping[str, Any], family: Family) -> None:
         )
 
 
-def _rope(config: Mapping[str, Any], family: Family, unstated: HfDefaults) -> RopeScaling:
-    rope = (full_rope_of if family.windowed else rope_of)(config, unstated.rotated)
+def _require_rotation(positions: RotationFacts, unstated: HfDefaults) -> None:
+    rope = positions.rope
     _refuse_part(rope, unstated)
-    pairs = int(head_dim_of(config) * rope.partial_rotary_factor) // 2
+    pairs = int(positions.head_dim * rope.partial_rotary_factor) // 2
     for name in ("short_factor", "long_factor"):
         factors = getattr(rope, name)
         if factors is not None and len(factors) != pairs:
@@ -266,7 +361,6 @@ def _rope(config: Mapping[str, Any], family: Family, unstated: HfDefaults) -> Ro
                 f"{CONFIG} has {len(factors)} numbers in {name}, and {pairs} pairs of dimensions "
                 "are rotated; it takes one for each"
             )
-    return rope
 
 
 def _refuse_part(rope: RopeScaling, unstated: HfDefaults) -> None:
@@ -355,8 +449,9 @@ def exported_config(
     transformers does not support.
     """
     config = dict(_made(card) if base is None else base)
-    for key in (*OF_ROPE, *_OTHER_LENGTHS, *(OF_LAYERS if card.facts.patterned else ())):
-        config.pop(key, None)
+    for key in (*OF_ROPE, *OTHER_LENGTHS, *(OF_LAYERS if card.facts.windowed else ())):
+        if key != "partial_rotary_factor":  # kept where the original states whole heads
+            config.pop(key, None)
     unstated = HF_DEFAULTS[card.family]
     _refuse_part(rope, unstated)
     of_rope = rope_fields(rope, head_dim=card.head_dim, length=length, rotated=unstated.rotated)

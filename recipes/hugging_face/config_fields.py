@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 CONFIG = "config.json"
+LONGEST = "max_position_embeddings"
+"""Field with the context that a model is served to, by most methods that stretch it."""
 
 
 def whole(

@@ -6,6 +6,7 @@
     DIR/tokenizer*                  the original, model_max_length raised
     DIR/model*.safetensors          the weights, in files of bounded size, and their index
     DIR/longhaul_rotation.json      the rotation in effect, its SHA-256, and the checkpoint
+    DIR/SHA256SUMS                  the SHA-256 of the files above
 
 One layer at a time (one expert at a time) is read, from a checkpoint written under any layout, and
 written: no model is built, and memory is that of a layer, or of the embedding if it is larger. Bits
@@ -36,6 +37,7 @@ from recipes.checkpoints.files import HUGGING_FACE, require_undamaged
 from recipes.checkpoints.rotation import rotation_before
 from recipes.checkpoints.verified import one_rank, verified
 from recipes.hugging_face.as_computed import require_as_computed
+from recipes.hugging_face.checksums import write_sums
 from recipes.hugging_face.config import CONFIG, exported_config, read_config
 from recipes.hugging_face.convert import DTYPES, WORDS, content, to_hugging_face
 from recipes.hugging_face.import_ import tokenizer_facts
@@ -89,6 +91,7 @@ def export(
         _write_side_files(source, part, of_weights)
         _write_rotation(source, part)
         _write_weights(source, weights, stored, part, dtype, max_shard_gib)
+        write_sums(part)
 
 
 def export_stage(source: str, to: str, verify: bool = True) -> None:

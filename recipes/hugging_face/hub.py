@@ -4,10 +4,13 @@
 from pathlib import Path
 
 from data import hub
+from recipes.hugging_face.checksums import SUMS
 from recipes.hugging_face.safetensors_files import INDEX
 from recipes.hugging_face.side_files import SIDE_FILES
 
 _WEIGHTS = (INDEX, "model*.safetensors")
+FETCHED = (*SIDE_FILES, *_WEIGHTS)
+"""Patterns of the files that are downloaded, beside their sums."""
 
 
 def local_folder(name: str, revision: str | None, *, weights: bool) -> Path:
@@ -18,4 +21,4 @@ def local_folder(name: str, revision: str | None, *, weights: bool) -> Path:
     """
     if revision is not None and Path(name).is_dir():
         raise ValueError(f"--revision {revision} is only for names on the hub; {name} is a folder")
-    return hub.local_folder(name, (*SIDE_FILES, *(_WEIGHTS if weights else ())), revision)
+    return hub.local_folder(name, (*FETCHED, SUMS) if weights else SIDE_FILES, revision)

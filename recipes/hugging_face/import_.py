@@ -40,7 +40,14 @@ from data.hub import TOKENIZER_FILES
 from data.store import TokenizerFacts, tokenizer_marker
 from data.tokenization import tokenizer
 from recipes.checkpoints.files import FILES, HUGGING_FACE, described, for_marker
-from recipes.checkpoints.marker import ORIGIN, PATTERN, VOCABULARY, origin_of, write_marker
+from recipes.checkpoints.marker import (
+    NATIVE_CONTEXT,
+    ORIGIN,
+    PATTERN,
+    VOCABULARY,
+    origin_of,
+    write_marker,
+)
 from recipes.checkpoints.streamed_weights import write_weights
 from recipes.hugging_face import weight_map
 from recipes.hugging_face.convert import DTYPES, to_megatron
@@ -80,6 +87,7 @@ def write_checkpoint(
             "temperature": card.native_rope.temperature,
             **tokenizer_marker(tokenizer_facts(source)),
             VOCABULARY: card.vocab,
+            **({} if card.stated_context is None else {NATIVE_CONTEXT: card.stated_context}),
             ORIGIN: origin_of(origin or str(source)),
         }
         write_weights(part / "weights", _Streamed(card, stored))

@@ -102,7 +102,8 @@ def _unrotated(config: Mapping[str, Any], layers: int) -> LayerPattern | None:
             f"{CONFIG} has no_rope_layers {turns!r}; it is a list with 1 for each layer that "
             "rotates and 0 for the others"
         )
-    period = _period([turn == 0 for turn in turns], layers, "no_rope_layers", "0")
+    # transformers reads the first ones of a longer list
+    period = _period([turn == 0 for turn in turns[:layers]], layers, "no_rope_layers", "0")
     return None if period is None else LayerPattern(every=period, full_rotates=False)
 
 

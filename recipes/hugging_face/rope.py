@@ -22,16 +22,28 @@ from dataclasses import replace
 from typing import Any
 
 from custom_modules.rope.config import RopeScaling
-from recipes.hugging_face.config_fields import CONFIG, mapping, number, numbers, whole
+from recipes.hugging_face.config_fields import CONFIG, LONGEST, mapping, number, numbers, whole
 from recipes.hugging_face.rope_parameters import NEW, OLD, RopeFields, rope_fields_by_kind
 
 RECORD = "longhaul_rope"
 """Our own key in config.json; other libraries ignore it."""
 
+OTHER_LENGTHS = (
+    "max_sequence_length", "max_seq_length", "max_seq_len", "model_max_length", "n_positions",
+    "n_ctx", "seq_length", "seq_len",
+)  # fmt: skip
+"""Fields of some configs in addition to max_position_embeddings; vLLM serves the smallest."""
+
 BASE_WHERE_UNSTATED = {
     "mixtral": 1_000_000.0, "gemma3_text": 1_000_000.0, "smollm3": 2_000_000.0,
 }  # fmt: skip
 """Default of the config class in transformers, if not 10,000."""
+
+ORIGINAL = "original_max_position_embeddings"
+SHORTEST = 2048
+"""Tokens that no model was pretrained on fewer of; Llama 1 was on as many."""
+ROUNDING = 1e-6
+"""Relative difference of two temperatures that is rounding."""
 
 _SHAPE = ("model_type", "hidden_size", "num_attention_heads", "head_dim")
 """Fields that the reading of a rotation depends on, besides its own."""
@@ -39,20 +51,19 @@ _SHAPE = ("model_type", "hidden_size", "num_attention_heads", "head_dim")
 _COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 _KEYS = {
     "default": (),
-    "linear": ("factor", "original_max_position_embeddings"),
-    "dynamic": ("factor", "original_max_position_embeddings"),
+    "linear": ("factor", ORIGINAL),
+    "dynamic": ("factor", ORIGINAL),
     "yarn": (
-        "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate",
-        "attention_factor", "mscale", "mscale_all_dim", "attn_factor", "finetuned",
+        "factor", ORIGINAL, "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale",
+        "mscale_all_dim", "attn_factor", "finetuned",
     ),
-    "llama3": (
-        "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor",
-    ),
+    "llama3": ("factor", ORIGINAL, "low_freq_factor", "high_freq_factor"),
     "longrope": (
-        "factor", "original_max_position_embeddings", "short_factor", "long_factor",
-        "attention_factor", "short_mscale", "long_mscale",
+        "factor", ORIGINAL, "short_factor", "long_factor", "attention_factor", "short_mscale",
+        "long_mscale",
     ),
 }  # fmt: skip
+"""Fields of each method; every one changes the rotation or the native context."""
 
 
 def rope_of(config: Mapping[str, Any], rotated: float = 1.0) -> RopeScaling:
@@ -98,28 +109,48 @@ def _listed(rotations: Mapping[str, RopeScaling | None]) -> str:
 def _reads_as(recorded: RopeScaling, config: Mapping[str, Any], rotated: float) -> RopeScaling:
     """Return what others read of an export of the recorded rotation with this config's shape."""
     shape = {key: config[key] for key in _SHAPE if key in config}
-    length = whole(config, "max_position_embeddings", 1)
+    length = whole(config, LONGEST, 1)
     fields = rope_fields(recorded, head_dim=head_dim_of(config), length=length, rotated=rotated)
     del fields[RECORD]
     return rope_of(shape | json.loads(json.dumps(fields)), rotated)
 
 
 def head_dim_of(config: Mapping[str, Any]) -> int:
-    """Return the head size; raise ValueError if the config does not state it."""
-    if config.get("head_dim") is not None:
-        return whole(config, "head_dim")
+    """Return the size of the heads that rotate; raise ValueError if the config does not state it.
+
+    Multi-head latent attention (DeepSeek) rotates a part of each head that is a field of its own.
+    """
+    for key in ("qk_rope_head_dim", "head_dim"):
+        if config.get(key) is not None:
+            return whole(config, key)
     return whole(config, "hidden_size") // whole(config, "num_attention_heads")
 
 
-def states_base(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json states the base of each rotation, in whichever of its fields.
+def rotation_notes(config: Mapping[str, Any], rope: RopeScaling) -> list[str]:
+    """Return what libraries differ in about the stated rotation, a sentence each.
 
-    Raises ValueError as `rope_of` does for fields that disagree.
+    `rope` is what `rope_of` reads. Raises ValueError as it does for fields that disagree.
     """
-    return all(
-        fields is None or _once(fields, config, "rope_theta").get("rope_theta") is not None
-        for fields in rope_fields_by_kind(config).values()
-    )
+    found = []
+    for fields in rope_fields_by_kind(config).values():
+        if fields is None:
+            continue
+        if stated_in(fields, config, "rope_theta").get("rope_theta") is None:
+            found.append(
+                "its config.json states no rope_theta; the base is that of transformers for "
+                f"{config.get('model_type')}, {rope.base:,}"
+            )
+        ignored = [key for key in ("attn_factor", "short_mscale") if fields.content.get(key)]
+        if not ignored or fields.content.get("attention_factor") is not None:
+            continue
+        theirs = replace(rope, attention_factor=None).temperature
+        if theirs != rope.temperature:
+            found.append(
+                f"its config.json has {ignored[0]} {fields.content[ignored[0]]}, which gives a "
+                f"temperature of {rope.temperature:.5f}, as in vLLM; transformers ignores it and "
+                f"computes {theirs:.5f}. An export states ours as attention_factor, which it reads"
+            )
+    return list(dict.fromkeys(found))
 
 
 def _stated(fields: RopeFields, config: Mapping[str, Any], rotated: float) -> RopeScaling:
@@ -139,9 +170,9 @@ def _stated(fields: RopeFields, config: Mapping[str, Any], rotated: float) -> Ro
     unstated = BASE_WHERE_UNSTATED.get(str(config.get("model_type")), 10_000.0)
     given: dict[str, Any] = {
         "method": method,
-        "base": _whole(number(_once(fields, config, "rope_theta"), "rope_theta", unstated)),
+        "base": _whole(number(stated_in(fields, config, "rope_theta"), "rope_theta", unstated)),
         "partial_rotary_factor": number(
-            _once(fields, config, "partial_rotary_factor"), "partial_rotary_factor", rotated
+            stated_in(fields, config, "partial_rotary_factor"), "partial_rotary_factor", rotated
         ),
     }
     if method == "default":
@@ -162,11 +193,32 @@ def _stated(fields: RopeFields, config: Mapping[str, Any], rotated: float) -> Ro
         for key in ("mscale", "mscale_all_dim"):
             given[key] = number(scaling, key) if scaling.get(key) else None  # 0 means not set
     found = RopeScaling(**given)
-    if scaling.get("attention_factor") is None:
-        return found
-    stated = number(scaling, "attention_factor")
+    temperature = _temperature(fields, found)
     # The method's own is the default of a card: stated or not, it is one rotation.
-    return found if stated == found.temperature else replace(found, attention_factor=stated)
+    own = temperature == found.temperature
+    return found if own else replace(found, attention_factor=temperature)
+
+
+def _temperature(fields: RopeFields, own: RopeScaling) -> float:
+    """Return the temperature, from whichever field states it; those that do must agree.
+
+    transformers reads `attention_factor`. YaRN's own code and vLLM multiply the paper's temperature
+    by `attn_factor`; vLLM's longrope has `short_mscale` and `long_mscale`.
+    """
+    stated: dict[str, float] = {}
+    for key in ("attention_factor", "short_mscale", "long_mscale", "attn_factor"):
+        if fields.content.get(key) is not None:
+            value = number(fields.content, key)
+            stated[key] = own.temperature * value if key == "attn_factor" else value
+    (first, meant), *others = [*stated.items()] or [("", own.temperature)]
+    for key, value in others:
+        if not math.isclose(value, meant, rel_tol=ROUNDING):
+            raise ValueError(
+                f"{fields.name} of {CONFIG} has {first} {fields.content[first]}, a temperature of "
+                f"{meant:.6g}, and {key} {fields.content[key]}, one of {value:.6g}; leave one of "
+                "them"
+            )
+    return meant
 
 
 def _method(fields: RopeFields) -> str:
@@ -185,7 +237,7 @@ def _method(fields: RopeFields) -> str:
     return methods[0] if methods else "default"
 
 
-def _once(fields: RopeFields, config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def stated_in(fields: RopeFields, config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return the mapping with a field: that of the rotation or the config; both must agree.
 
     The fields of one kind of layer outrank the config's, which are those of another kind.
@@ -207,26 +259,38 @@ def _having(fields: RopeFields, key: str, method: str) -> Mapping[str, Any]:
 
 def _original(fields: RopeFields, config: Mapping[str, Any], method: str) -> int:
     """Return the context before extension, from the field that transformers uses."""
-    key, longest = "original_max_position_embeddings", "max_position_embeddings"
-    stated = _once(fields, config, key)
-    if stated.get(key) is None or method == "dynamic":
-        if config.get(longest) is None:
-            raise ValueError(f"{CONFIG} has neither {key} nor {longest}")
-        found = whole(config, longest)
-        if method == "dynamic" and stated.get(key) not in (None, found):
+    stated = stated_in(fields, config, ORIGINAL)
+    if stated.get(ORIGINAL) is None or method == "dynamic":
+        if config.get(LONGEST) is None:
+            raise ValueError(f"{CONFIG} has neither {ORIGINAL} nor {LONGEST}")
+        found = whole(config, LONGEST)
+        if method == "dynamic" and stated.get(ORIGINAL) not in (None, found):
             raise ValueError(
-                f"{CONFIG} has {key} {stated[key]!r} and transformers computes rope_type "
-                f"dynamic from {longest} {found:,}; they must be equal"
+                f"{CONFIG} has {ORIGINAL} {stated[ORIGINAL]!r} and transformers computes rope_type "
+                f"dynamic from {LONGEST} {found:,}; they must be equal"
             )
-        return found
-    return whole(stated, key)
+        factor = _factor(fields, config, method)
+        extended = method == "linear" and is_extended(config, factor)
+        return max(1, round(found / factor)) if extended else found
+    return whole(stated, ORIGINAL)
+
+
+def is_extended(config: Mapping[str, Any], factor: float) -> bool:
+    """Whether max_position_embeddings of a config with `linear` is the length after extension.
+
+    Most authors write it so (LongChat, DeepSeek Coder, Gemma 3), and frequencies do not depend on
+    it. It is the length before if another field states the product, or if a quotient would be
+    shorter than any model was pretrained on (Vicuna 16K).
+    """
+    longest = whole(config, LONGEST)
+    others = [config.get(key) for key in OTHER_LENGTHS]
+    return longest * factor not in others and longest / factor >= SHORTEST
 
 
 def _factor(fields: RopeFields, config: Mapping[str, Any], method: str) -> float:
-    key = "original_max_position_embeddings"
-    if method == "longrope" and config.get(key) is not None:
+    if method == "longrope" and config.get(ORIGINAL) is not None:
         # transformers 4 uses the ratio and ignores factor
-        return whole(config, "max_position_embeddings") / whole(config, key)
+        return whole(config, LONGEST) / whole(config, ORIGINAL)
     return number(_having(fields, "factor", method), "factor")
 
 
@@ -240,7 +304,8 @@ def rope_fields(
 ) -> dict[str, Any]:
     """Return the fields of config.json for a model with this rotation up to `length` tokens.
 
-    A value of None means null. `rotated` is the family's default of `partial_rotary_factor`.
+    A value of None means null. `rotated` is the family's default of `partial_rotary_factor`, which
+    is stated unless whole heads rotate by both: other libraries have other defaults.
     Raises ValueError for interleaved pairs, which no family's Hugging Face model supports.
     """
     if rope.interleaved:
@@ -251,22 +316,22 @@ def rope_fields(
     fields: dict[str, Any] = {
         "rope_theta": float(rope.base),
         "rope_scaling": _scaling(rope, head_dim),
-        "max_position_embeddings": length,
+        LONGEST: length,
         RECORD: rope.to_dict(),
     }
-    if rope.partial_rotary_factor != rotated:
+    if (rope.partial_rotary_factor, rotated) != (1, 1):
         fields["partial_rotary_factor"] = rope.partial_rotary_factor
     stretches_another = rope.before is not None and rope.before.method != "default"
     if rope.method != "default" and not stretches_another:
         # With one set of divisors (stretches_another) vLLM would serve up to this length alone.
-        fields["original_max_position_embeddings"] = rope.original_length
+        fields[ORIGINAL] = rope.original_length
         if rope.method == "ntk":
             turned = int(head_dim * rope.partial_rotary_factor)
             fields["rope_theta"] = rope.base * rope.factor ** (turned / (turned - 2))
         if rope.method in ("linear", "dynamic"):
             # vLLM and SGLang serve these two up to this field times the factor, and transformers
             # computes dynamic from it.
-            fields["max_position_embeddings"] = rope.original_length
+            fields[LONGEST] = rope.original_length
     fields[NEW] = _parameters(fields)
     return fields
 
@@ -284,7 +349,7 @@ def _scaling(rope: RopeScaling, head_dim: int) -> dict[str, Any] | None:
     """Return `rope_scaling`, or None for plain RoPE."""
     if rope.before is not None and rope.before.method != "default":
         return _divided(rope, head_dim)
-    original = {"original_max_position_embeddings": rope.original_length}
+    original = {ORIGINAL: rope.original_length}
     match rope.method:
         case "default" | "ntk":
             return None
@@ -355,5 +420,5 @@ def _divided(rope: RopeScaling, head_dim: int) -> dict[str, Any]:
         "short_factor": divisors,
         "long_factor": divisors,
         **_temperature_of_longrope(temperature),
-        "original_max_position_embeddings": rope.original_length,
+        ORIGINAL: rope.original_length,
     }

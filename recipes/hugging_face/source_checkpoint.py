@@ -20,6 +20,7 @@ from data.files.user_file import read_yaml
 from recipes.checkpoints.files import HUGGING_FACE
 from recipes.checkpoints.marker import (
     MARKER,
+    NATIVE_CONTEXT,
     RECIPE,
     checkpoint_facts,
     checkpoints_in,
@@ -153,7 +154,8 @@ def published_folder(checkpoint: Path) -> Path | None:
 def _imported(checkpoint: Path, like: Path | None) -> Trained:
     card = _published(checkpoint / HUGGING_FACE)
     if like is not None:
-        require_same(replace(card, name="the import"), _published(like), f"the model of {like}")
+        other = _published(like).trained_at(card.stated_context)
+        require_same(replace(card, name="the import"), other, f"the model of {like}")
     return Trained(
         checkpoint=checkpoint,
         card=card,
@@ -165,9 +167,19 @@ def _imported(checkpoint: Path, like: Path | None) -> Trained:
     )
 
 
+def card_in(folder: Path, name: str, hf_id: str | None = None) -> ModelCard:
+    """Return the card of a Hugging Face folder, with the native context that its import records.
+
+    Raises ValueError for a model that is not supported.
+    """
+    record = checkpoint_facts(folder.parent) if folder.name == HUGGING_FACE else None
+    card = card_of(read_config(folder), name, hf_id)
+    return card.trained_at((record or {}).get(NATIVE_CONTEXT))
+
+
 def _published(folder: Path) -> ModelCard:
     try:
-        return card_of(read_config(folder), folder.name)
+        return card_in(folder, folder.name)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
 

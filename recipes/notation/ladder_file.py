@@ -110,6 +110,7 @@ class _Ladder:
     cards: tuple[str, ...] = ()
     data: str = ""
     starts_from: str = ""
+    native_context: Length | None = None
     suites: tuple[dict[str, Any], ...] = ()
 
 
@@ -220,6 +221,7 @@ def _stated(content: Any, path: Path) -> _Ladder:
 
 def _of_content(content: Any, path: Path, card: ModelCard | None) -> Ladder:
     stated = _stated(content, path)
+    card = card and card.trained_at(stated.native_context)
     stages = []
     for number, stage in enumerate(stated.stages):
         try:
@@ -234,6 +236,7 @@ def _of_content(content: Any, path: Path, card: ModelCard | None) -> Ladder:
             cards=stated.cards,
             data=stated.data,
             starts_from=stated.starts_from,
+            native_context=stated.native_context,
             suites=gate.read_suites(stated.suites, path.parent),
         )
     except ValueError as error:
@@ -327,7 +330,8 @@ def of_one_stage(
     native = card.native_rope
     trained = native.original_length or card.native_context
     from_scratch = card.hf_id is None and not card.path
-    stretched = seq_length > card.native_context and not from_scratch
+    reach = 0 if native.method == "llama3" else native.reach or 0  # its factor does not tell
+    stretched = seq_length > max(card.native_context, reach) and not from_scratch
     rope = f"{{method: yarn, factor: {_factor(trained, seq_length)!r}}}" if stretched else "native"
     text = (resources.files("recipes.ladders") / "one_stage.yaml").read_text("utf-8")
     values = {
@@ -341,6 +345,8 @@ def of_one_stage(
         **_names(path),
     }
     text = _filled(text, values)
+    if card.stated_context is not None:
+        text = text.replace("\nstages:", f"native_context: {card.stated_context}\n\nstages:")
     from_text(text, path, card)
     return text
 

@@ -15,7 +15,7 @@ from typing import Any
 from custom_modules.rope.config import RopeScaling
 from data.files.user_file import read_json
 from data.files.whole import write_text
-from recipes.hugging_face.rope import RECORD, rope_of
+from recipes.hugging_face.rope import RECORD
 
 FORMAT, VERSION = "longhaul rope", 1
 _OF_HUGGING_FACE = ("rope_theta", "rope_scaling", "rope_parameters", RECORD)
@@ -44,7 +44,9 @@ def read(path: Path) -> RopeScaling:
 def _rope(content: dict[str, Any]) -> RopeScaling:
     if "format" not in content:
         if any(key in content for key in _OF_HUGGING_FACE):
-            return rope_of(content)
+            from recipes.hugging_face.config import native_rope  # here: it imports safetensors
+
+            return native_rope(content)
         raise ValueError(
             f"it has no rotation: it is neither a file of format {FORMAT!r}, as `longhaul rope "
             "search` writes, nor a config.json with rope_theta or rope_scaling"

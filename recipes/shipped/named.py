@@ -67,10 +67,10 @@ def card_named(word: str) -> ModelCard:
 
 def _card(folder: Path, name: str, hf_id: str, word: str) -> ModelCard:
     """Return the card of a Hugging Face folder; raise ValueError, with the word that named it."""
-    from recipes.hugging_face.config import card_of, read_config
+    from recipes.hugging_face.source_checkpoint import card_in
 
     try:
-        return card_of(read_config(folder), _name(name), hf_id)
+        return card_in(folder, _name(name), hf_id)
     except ValueError as error:
         raise ValueError(f"card {word}: {error}") from None
 
@@ -129,11 +129,13 @@ def cards_of(word: str) -> tuple[str, ...]:
 
 
 def combined(card: str, ladder: str, stage: str = "") -> tuple[ModelCard, Ladder, list[str]]:
-    """Return card and ladder of two words, with rotations for the card, and what does not suit it.
+    """Return card and ladder of two words, with rotations for the card, and notes on them.
 
-    With a stage, by its length, only the rotation of that one has to suit.
+    The card has the native context that the ladder states. With a stage, by its length, only the
+    rotation of that one has to suit.
     """
     model = card_named(card)
     found = ladder_named(ladder, model)
+    model = model.trained_at(found.native_context)
     climbed, said = for_card(found, model, length_from(stage) if stage else 0)
-    return model, climbed, said
+    return model, climbed, [*model.notes, *said]

@@ -31,6 +31,7 @@ def notes(row: Row) -> Iterator[str]:
     other = of_other_cards(row.ladder, row.card)
     if other:
         yield other
+    yield from row.card.notes
     stated = ladder_named(row.ladder.path or row.ladder.name, row.card)
     yield from for_card(stated, row.card, row.seq_length)[1]
     yield from short(row)

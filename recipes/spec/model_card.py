@@ -2,13 +2,35 @@
 """Facts of one model."""
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.layers import LayerPattern
 from recipes.spec.families import FAMILIES, Family
 
 _WITH_EXPERTS = " or ".join(family.name for family in FAMILIES.values() if family.experts)
+
+
+def rope_trained_at(rope: RopeScaling, context: int) -> RopeScaling:
+    """Return a rotation for a native context that a user states, in tokens.
+
+    The original length of `linear` follows, since its frequencies do not depend on it.
+    """
+    if rope.method != "linear":
+        return rope
+    return replace(rope, original_length=max(1, round(context / rope.factor)))
+
+
+def context_notes(context: int, others: tuple[int, ...]) -> list[str]:
+    """Return what a user should know where a config.json can be read as other native contexts."""
+    if not others:
+        return []
+    said = " or ".join(f"{length:,}" for length in others)
+    return [
+        f"by its config.json the model was trained at {context:,} tokens or at {said}, and "
+        f"{context:,} is taken; state what it was trained at by --native-context of import, rope, "
+        "plan and ladders new, or as native_context of a ladder"
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +59,12 @@ class ModelCard:
     """Context length in tokens that the published weights were trained for."""
     config_contexts: tuple[int, ...] = ()
     """Other values of `max_position_embeddings` in revisions of the published config.json."""
+    other_contexts: tuple[int, ...] = ()
+    """Other native contexts that its config.json can be read as; none if the user states it."""
+    stated_context: int | None = None
+    """The native context, if the user stated it."""
+    config_notes: tuple[str, ...] = ()
+    """Other doubts about the reading of its config.json, a sentence each."""
     native_rope: RopeScaling
     pattern: LayerPattern | None = None
     """Which layers have a window, another rotation or none; None: all are alike."""
@@ -112,6 +140,23 @@ class ModelCard:
     def word(self) -> str:
         """Value of `--card` that names it, quoted for a shell."""
         return shlex.quote(self.path) if self.path else self.name
+
+    def trained_at(self, context: int | None) -> "ModelCard":
+        """Return the card with the native context that a user states, in tokens; None: as it is."""
+        if context is None:
+            return self
+        return replace(
+            self,
+            native_context=context,
+            native_rope=rope_trained_at(self.native_rope, context),
+            other_contexts=(),
+            stated_context=context,
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of the reading of its config.json, a sentence each."""
+        return [*self.config_notes, *context_notes(self.native_context, self.other_contexts)]
 
     @property
     def facts(self) -> Family:

@@ -189,6 +189,8 @@ class Ladder:
     """Differences between the source and this ladder, and omissions, one sentence each."""
     suites: tuple[SuiteRun, ...] = ()
     """Public suites that are run for the base model before the first stage, and after each."""
+    native_context: int | None = None
+    """Tokens that its card was trained at, where config.json does not tell; None: as it tells."""
     path: str = ""
     """File that it was read from, as a command named it; empty for a shipped ladder."""
 

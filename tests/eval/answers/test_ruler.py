@@ -4,6 +4,7 @@
 import json
 import os
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -285,3 +286,13 @@ def test_a_model_that_cannot_answer_the_samples_is_refused(
     refused = predict(answer, samples, *stage, "--tp", 3, "--ranks", 3).error()
     assert "8 heads and 4 KV heads are not both divisible by TP 3" in refused
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_with_a_flipped_bit_does_not_answer(models, samples, answer, tmp_path):
+    export = Path(shutil.copytree(models.export, tmp_path / "export"))
+    weights = export / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    words = ("--export", export, "--device", "cpu")
+    assert f"{weights} is damaged: its SHA-256" in predict(answer, samples, *words).error()

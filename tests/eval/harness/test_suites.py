@@ -331,3 +331,13 @@ def test_a_folder_that_is_no_export_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="max_position_embeddings"):
         of_export(tmp_path, "cpu")
+
+
+def test_an_export_with_a_flipped_bit_is_not_evaluated(models, answer, monkeypatch, tmp_path):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    export = Path(shutil.copytree(models.export, tmp_path / "export"))
+    weights = export / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    words = ("evaluate", "--run", models.run, "--suite", "words_choice", "--include-path", TASKS)
+    said = answer(*words, "--export", export).error()
+    assert f"{weights} is damaged: its SHA-256 differs from what was written" in said

@@ -194,6 +194,14 @@ def test_layers_that_are_not_known_are_refused_by_name(config, changed, said):
         card_of(config | changed, "it")
 
 
+@pytest.mark.parametrize(("layers", "entries"), [(36, 40), (12, 36), (8, 36)])
+def test_the_first_entries_of_a_longer_list_are_read_as_transformers_does(layers, entries):
+    changed = {"num_hidden_layers": layers, "no_rope_layers": ([1, 1, 1, 0] * 10)[:entries]}
+    assert card_of(SMOLLM3 | changed, "it").pattern == LayerPattern(every=4, full_rotates=False)
+    with pytest.raises(ValueError, match=f"{layers - 1} entries in no_rope_layers and {layers}"):
+        card_of(SMOLLM3 | changed | {"no_rope_layers": [1] * (layers - 1)}, "it")
+
+
 @pytest.mark.parametrize("config", [OLMO3, GEMMA3])
 def test_an_export_of_layers_that_are_alike_has_the_form_of_transformers_5_too(config):
     alike = card_of(config | {"layer_types": [FULL] * config["num_hidden_layers"]}, "it")

@@ -13,7 +13,7 @@ from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.rotary import Rotation, rotary_dims, stated_rotation
 from recipes.checkpoints.rotation import RotationError
 from recipes.hugging_face.as_computed import require_as_computed
-from recipes.hugging_face.rope import RECORD, rope_fields, rope_of, states_base
+from recipes.hugging_face.rope import RECORD, rope_fields, rope_of, rotation_notes
 
 HEAD_DIM, LENGTH = 32, 2048
 SIZES = {"base": 10_000, "factor": 4.0, "original_length": 512}
@@ -269,9 +269,9 @@ def test_interleaved_pairs_have_no_config():
         rope_fields(replace(ROTATIONS["yarn"], interleaved=True), head_dim=HEAD_DIM, length=8)
 
 
-def test_a_part_that_the_family_turns_anyway_is_not_stated_and_another_is():
+def test_the_part_that_rotates_is_stated_wherever_a_library_may_have_another_default():
     half = replace(ROTATIONS["ntk"], partial_rotary_factor=0.5)
-    for rope, stated in ((half, None), (ROTATIONS["ntk"], 1.0)):
+    for rope, stated in ((half, 0.5), (ROTATIONS["ntk"], 1.0)):
         config = rope_fields(rope, head_dim=HEAD_DIM, length=LENGTH, rotated=0.5)
         config |= {"head_dim": HEAD_DIM}
         assert config.get("partial_rotary_factor") == stated
@@ -288,5 +288,7 @@ def test_a_part_that_the_family_turns_anyway_is_not_stated_and_another_is():
         ({"rope_parameters": {"full_attention": {"rope_theta": 10_000.0}}}, True),
     ],
 )
-def test_whether_a_config_states_its_base(config, states):
-    assert states_base(config) is states
+def test_a_base_that_a_config_does_not_state_is_told(config, states):
+    notes = rotation_notes(config | {"model_type": "llama"}, ROTATIONS["default"])
+    said = [note for note in notes if "states no rope_theta; the base is that of" in note]
+    assert len(said) == (not states)
