@@ -250,7 +250,7 @@ class ClusterFile(_Section):
     executor: ExecutorName = "slurm"
     slurm: Slurm = Slurm()
     container: Container | None = None
-    environment: dict[Variable, str | int] = {}
+    environment: dict[Variable, Annotated[str | int, AfterValidator(_on_one_line)]] = {}
     """Variables of every rank: NCCL, allocator, Transformer Engine. Names in capitals, as nemo-run
     writes them; sbatch passes on the other variables of the submitting shell."""
     python: Annotated[Text, _matching(r"[^:]+", "PATH, which gets it, separates by :")] | None = (

@@ -104,6 +104,10 @@ def changed(tmp_path, **sections):
             {"environment": {"A;touch x": 1}},
             "environment.A;touch x is 'A;touch x'; a name may have A",
         ),
+        (
+            {"environment": {"A": "1\nLONGHAUL_SCRIPT\ntouch x"}},  # would end what sbatch is given
+            "environment.A is '1\\nLONGHAUL_SCRIPT\\ntouch x'; it has a line break",
+        ),
         ({"environment": {"http_proxy": "x"}}, "nemo-run upper-cases names"),
         ({"preflight": {"least_drivr": "1"}}, "preflight has no field 'least_drivr'; did you mean"),
         (
