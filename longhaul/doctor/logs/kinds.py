@@ -73,8 +73,8 @@ KINDS = (
     ),
     _kind(
         "killed", "the kernel or the batch system killed a process: host memory ran out",
-        "outofmemory lowonresource oom_kill oom-kill oomkill out_of_memory memorylimit memorycgroup "
-        "term_memlimit",
+        "outofmemory lowonresource oom_kill oom-kill oomkill out_of_memory memorylimit "
+        "memorycgroup term_memlimit",
         r"out of memory: Kill(?:ed)? process|\boom[-_]kill event|invoked oom-killer"
         r"|oom-kill:constraint|OOM ?Killed|(?<![_A-Z])OUT_OF_MEMORY\b|cgroup out[- ]of[- ]memory"
         r"|exceeded (?:job |step )?memory limit|srun: error: .{0,300}\btasks? [^:]+: Out Of Memory"
@@ -88,7 +88,8 @@ KINDS = (
         "shared", "shared memory (/dev/shm) ran out",
         "insufficientsharedmemory </torch_ /dev/shm buserror sigbus",
         r"insufficient shared memory|/dev/shmNEAR(?:No space|to \d+ bytes)"
-        r"|No space leftNEAR/dev/shm|(?:object|file) </torch_|\bBus error\b|Signal 7 \(SIGBUS\)|exit ?code *:? *\(?-7\b",
+        r"|No space leftNEAR/dev/shm|(?:object|file) </torch_"
+        r"|\bBus error\b|Signal 7 \(SIGBUS\)|exit ?code *:? *\(?-7\b",
         "give the container more (--shm-size=16g, --ipc=host), or set data.num_workers=0",
     ),
     _kind(
@@ -114,8 +115,8 @@ KINDS = (
     _kind(
         "device", "GPU memory ran out",
         "outofmemory out_of_memory triedtoallocate exceedallowed alloc_failed allocation_failed "
-        "memoryallocation resource_exhausted insufficient_resources cudamalloc resourceallocationfailed failedtoallocat "
-        "status_internal_error",
+        "memoryallocation resource_exhausted insufficient_resources cudamalloc "
+        "resourceallocationfailed failedtoallocat status_internal_error",
         r"\b(?:CUDA|HIP|Triton)\b[ \w]*(?:error|failure)\b.{0,80}?out of memory"
         r"|(?:CUDA|HIP) out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
         r"|OutOfMemoryError|Tried to allocate [\d.]+ \w+iB"
@@ -124,7 +125,8 @@ KINDS = (
         r"|Allocation on device .{0,20}would exceed allowed memory"
         r"|bad_alloc: (?:out_of_memory|CUDA)|RESOURCE_EXHAUSTED|cuMemCreateNEARout of memory"
         r"|error: out of memory|cudaMalloc\w*.{0,40}(?:out of memory|fail)"
-        r"|CU\w+_INSUFFICIENT_RESOURCES|failed to allocateNEAR(?:device memory|GPU memory|from device)",
+        r"|CU\w+_INSUFFICIENT_RESOURCES"
+        r"|failed to allocateNEAR(?:device memory|GPU memory|from device)",
         "make the job smaller: recompute, tiled loss and MLP, more CP or TP, offload; set "
         f"{SET_ALLOCATOR}; end other programs on the GPU",
         OOM,
@@ -145,8 +147,8 @@ KINDS = (
         rf"{_XID}(?!(?:13|31|43|45)\b)\d+|uncorrectable (?:ECC|NVLink)"
         r"|ECCUncorrectable|fallen off the bus|GPU is lost|\bNVLink\b.{0,60}\b(?:error|fail|fatal)"
         r"|double[- ]bit ECC|ECC errorNEAR(?:detected|encountered)|hardware stack error",
-        "leave the node out (--exclude) and report it with this line; a stage resumes on others "
-        "from its last checkpoint",
+        "leave the node out (`exclude` of the cluster file) and report it with this line; a "
+        "stage resumes on others from its last checkpoint",
         HARDWARE,
     ),
     _kind(
@@ -194,7 +196,8 @@ KINDS = (
         "loss:nan loss:inf loss:-inf loss=nan loss=inf lossnan lossinf lossisnan lossisinf "
         "loss':nan loss':inf loss\":nan loss\":inf loss:nan norm:nan norm:inf norm=nan norm=inf "
         "normnan norminf norm':nan norm':inf norm\":nan norm\":inf gradientisnan gradientisinf "
-        "non-finite nonfinite alreadyatminimum becamenan becameinf tensor(nan nanloss nangrad nandetected returnednan",
+        "non-finite nonfinite alreadyatminimum becamenan becameinf tensor(nan "
+        "nanloss nangrad nandetected returnednan",
         r"found (?:NaN|Inf)\b|Unexpected result (?:nan|inf)|number of nan iterations: *[1-9]"
         r"|(?<!best_)(?<!best )(?<!min_)(?<!max_)\b(?!best|min_|max_)\w*(?:loss|norm)['\"]?"
         r" ?(?:[:=]| is| became|) ?['\"]?(?:tensor\()?-?(?:nan|inf)(?:inity)?\b(?!, v_num| check)"
@@ -209,8 +212,8 @@ KINDS = (
     _kind(
         "disk", "the disk is full, or the quota is used up",
         "nospaceleft systemisfull quotaisused [errno] quotaexceeded enospc diskfull filetoolarge",
-        r"No space left on device|\[Errno (?:28|122|27)\]|quota exceeded|\bENOSPC\b|(?:disk|file system) is full"
-        r"|quota is used up"
+        r"No space left on device|\[Errno (?:28|122|27)\]|quota exceeded|\bENOSPC\b"
+        r"|(?:disk|file system) is full|quota is used up"
         r"|File too large",
         "make room, or set another --out; a file that was being written is not complete, and the "
         "checkpoint before it is",
@@ -232,7 +235,7 @@ KINDS = (
         "time_limit", "the batch system ended the job at its time limit",
         "cancelled duetotimelimit term_runlimit exceededlimit walltime",
         r"DUE TO TIME LIMIT|TERM_RUNLIMIT|walltime \S+ exceeded limit",
-        "nothing is broken: submit it again, with --time if a stage needs more",
+        "nothing is broken: submit it again; `time` of the cluster file is the limit",
         STATUS,
         depth=1,
     ),
@@ -240,7 +243,7 @@ KINDS = (
         "preempted", "the batch system preempted the job",
         "cancelled duetopreemption preempted",
         r"DUE TO PREEMPTION|\bpreempted\b",
-        "nothing is broken: it resumes when it is requeued (--requeue), or submit it again",
+        "nothing is broken: it resumes when Slurm requeues it, or submit it again",
         STATUS,
         depth=1,
     ),
@@ -249,7 +252,8 @@ KINDS = (
         "cancelled nodefailure node_fail notresponding nodefail",
         r"DUE TO NODE FAILURE|\bNODE_FAIL\b|srun: error: Node failure|\bnode failure\b"
         r"|Nodes? \S+ (?:are |is )?not responding",
-        "leave the node out (--exclude) until it is repaired; the stage resumes on others",
+        "leave the node out (`exclude` of the cluster file) until it is repaired; the "
+        "stage resumes on others",
         STATUS,
     ),
     _kind(
@@ -261,9 +265,10 @@ KINDS = (
     ),
     _kind(
         "timeout", "a collective reached its timeout, or failed",
-        "timeout(::)! watchdogcaught detectedbywatchdog timedoutwaiting monitoredbarrier failedortimedout "
-        "worknccl( collectiveoperationtimeout collectivetimeout",
-        r"^Timeout \(\d+:\d\d:\d\d\)!|Watchdog caught collective operation timeout|detected by watchdog at work"
+        "timeout(::)! watchdogcaught detectedbywatchdog timedoutwaiting monitoredbarrier "
+        "failedortimedout worknccl( collectiveoperationtimeout collectivetimeout",
+        r"^Timeout \(\d+:\d\d:\d\d\)!|Watchdog caught collective operation timeout"
+        r"|detected by watchdog at work"
         r"|Timed out waiting \d+ ?ms for (?:send|recv)|failed to pass monitoredBarrier"
         r"|WorkNCCL\(\w+=.*before timing out|NCCL operations have failed or timed out"
         r"|collective timeout from (?:this local|another)? ?rank",
@@ -275,7 +280,8 @@ KINDS = (
     _kind(
         "sigkill", "a process was ended by SIGKILL, most often because host memory ran out",
         "exit sigkill killed",
-        r"exit ?code *:? *\(?(?:-9|137)\b|Signal 9 \(SIGKILL\)|killed by signal: (?:9|Killed)|^Killed$"
+        r"exit ?code *:? *\(?(?:-9|137)\b|Signal 9 \(SIGKILL\)|killed by signal: (?:9|Killed)"
+        r"|^Killed$"
         r"|srun: error: .{0,300}\btasks? [^:]+: Killed|: line \d+: +\d+ Killed\b|ended by SIGKILL"
         r"|DataLoader worker .{0,80}exited unexpectedly",
         "`dmesg` on the node says whether the kernel ended it for memory (then --mem=0 and fewer "
