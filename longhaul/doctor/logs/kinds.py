@@ -73,12 +73,12 @@ KINDS = (
     ),
     _kind(
         "killed", "the kernel or the batch system killed a process: host memory ran out",
-        "outofmemory oom_kill oom-kill oomkill out_of_memory memorylimit memorycgroup "
-        "term_memlimit",
+        "outofmemory lowonresource oom_kill oom-kill oomkill out_of_memory memorylimit "
+        "memorycgroup term_memlimit",
         r"out of memory: Kill(?:ed)? process|\boom[-_]kill event|invoked oom-killer"
         r"|oom-kill:constraint|OOM ?Killed|(?<![_A-Z])OUT_OF_MEMORY\b|cgroup out[- ]of[- ]memory"
         r"|exceeded (?:job |step )?memory limit|srun: error: .{0,300}\btasks? [^:]+: Out Of Memory"
-        r"|TERM_MEMLIMIT|exceeded memory limit|tasks have been OOM Killed",
+        r"|TERM_MEMLIMIT|exceeded memory limit|tasks have been OOM Killed|low on resource: memory",
         "request the node's whole memory (--mem=0 under Slurm), fewer loader processes "
         "(data.num_workers), and no asynchronous checkpoint "
         "(trainer.strategy.ckpt_async_save=false); `dmesg` on the node names the process",
@@ -86,9 +86,10 @@ KINDS = (
     ),
     _kind(
         "shared", "shared memory (/dev/shm) ran out",
-        "insufficientsharedmemory /dev/shm buserror sigbus",
+        "insufficientsharedmemory </torch_ /dev/shm buserror sigbus",
         r"insufficient shared memory|/dev/shmNEAR(?:No space|to \d+ bytes)"
-        r"|No space leftNEAR/dev/shm|\bBus error\b|Signal 7 \(SIGBUS\)|exit ?code *:? *\(?-7\b",
+        r"|No space leftNEAR/dev/shm|(?:object|file) </torch_"
+        r"|\bBus error\b|Signal 7 \(SIGBUS\)|exit ?code *:? *\(?-7\b",
         "give the container more (--shm-size=16g, --ipc=host), or set data.num_workers=0",
     ),
     _kind(
@@ -101,11 +102,11 @@ KINDS = (
     _kind(
         "host", "host memory ran out",
         "defaultcpuallocator notenoughmemory memoryerror bad_alloc [errno] cannotallocatememory "
-        "unabletoallocate mallocofsize allocofsize",
+        "unabletoallocate mallocofsize allocofsize allocation_failed",
         r"DefaultCPUAllocator: (?:can't|not enough)|not enough memory: you tried"
         r"|\bMemoryError\b|ArrowMemoryError|std::bad_alloc(?!: (?:out_of_memory|CUDA))"
         r"|\[Errno 12\]|Cannot allocate memory|Unable to allocate [\d.]+ [KMGT]iB"
-        r"|m?alloc of size \d+ failed",
+        r"|m?alloc of size \d+ failed|HOST_ALLOCATION_FAILED",
         "request the node's whole memory (--mem=0 under Slurm), fewer loader processes "
         "(data.num_workers), and no asynchronous checkpoint "
         "(trainer.strategy.ckpt_async_save=false)",
@@ -114,8 +115,8 @@ KINDS = (
     _kind(
         "device", "GPU memory ran out",
         "outofmemory out_of_memory triedtoallocate exceedallowed alloc_failed allocation_failed "
-        "memoryallocation resource_exhausted resourceallocationfailed failedtoallocat "
-        "status_internal_error",
+        "memoryallocation resource_exhausted insufficient_resources cudamalloc "
+        "resourceallocationfailed failedtoallocat status_internal_error",
         r"\b(?:CUDA|HIP|Triton)\b[ \w]*(?:error|failure)\b.{0,80}?out of memory"
         r"|(?:CUDA|HIP) out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
         r"|OutOfMemoryError|Tried to allocate [\d.]+ \w+iB"
@@ -123,16 +124,19 @@ KINDS = (
         r"|DEVICE_ALLOCATION_FAILED|the resource allocation failed"
         r"|Allocation on device .{0,20}would exceed allowed memory"
         r"|bad_alloc: (?:out_of_memory|CUDA)|RESOURCE_EXHAUSTED|cuMemCreateNEARout of memory"
-        r"|error: out of memory|failed to allocateNEAR(?:device memory|GPU memory|from device)",
+        r"|error: out of memory|cudaMalloc\w*.{0,40}(?:out of memory|fail)"
+        r"|CU\w+_INSUFFICIENT_RESOURCES"
+        r"|failed to allocateNEAR(?:device memory|GPU memory|from device)",
         "make the job smaller: recompute, tiled loss and MLP, more CP or TP, offload; set "
         f"{SET_ALLOCATOR}; end other programs on the GPU",
         OOM,
     ),
     _kind(
         "library", "a CUDA library failed, most often because GPU memory had run out",
-        "not_initialized librarywasnotinitialized status_internal_error cufft_internal_error",
+        "not_initialized librarywasnotinitialized status_internal_error cufft_internal_error "
+        "nvml_success",
         r"CU(?:BLAS|DNN|FFT|SOLVER|SPARSE|RAND)\w*_(?:NOT_INITIALIZED|INTERNAL_ERROR)\b"
-        r"|library was not initialized",
+        r"|library was not initialized|NVML_SUCCESS == ",
         "see with nvidia-smi what holds the GPU's memory and make the job smaller; if memory is "
         "free, an earlier failed kernel or a wrong driver is the cause: CUDA_LAUNCH_BLOCKING=1",
         OOM,
@@ -143,8 +147,8 @@ KINDS = (
         rf"{_XID}(?!(?:13|31|43|45)\b)\d+|uncorrectable (?:ECC|NVLink)"
         r"|ECCUncorrectable|fallen off the bus|GPU is lost|\bNVLink\b.{0,60}\b(?:error|fail|fatal)"
         r"|double[- ]bit ECC|ECC errorNEAR(?:detected|encountered)|hardware stack error",
-        "leave the node out (--exclude) and report it with this line; a stage resumes on others "
-        "from its last checkpoint",
+        "leave the node out (`exclude` of the cluster file) and report it with this line; a "
+        "stage resumes on others from its last checkpoint",
         HARDWARE,
     ),
     _kind(
@@ -158,11 +162,12 @@ KINDS = (
     _kind(
         "illegal", "a kernel failed: it read or wrote memory that is not its own",
         "illegalmemory illegaladdress misalignedaddress launchfailure launch_failed launchfailed "
-        "execution_failed illegalinstruction xid warpillegal invaliddevicepointer",
+        "execution_failed illegalinstruction xid warpillegal launchtimedout "
+        "unknownerror",
         r"illegal memory access|ILLEGAL_ADDRESS|IllegalAddress|misaligned address"
         r"|MISALIGNED_ADDRESS|unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED"
         r"|cudaErrorLaunchFailure|CU(?:BLAS|DNN|FFT)\w*_EXECUTION_FAILED|an illegal instruction"
-        r"|Warp Illegal"
+        r"|Warp Illegal|the launch timed out|CUDA error: unknown error"
         rf"|{_XID}(?:13|31|43|45)\b",
         "run once with CUDA_LAUNCH_BLOCKING=1: the traceback then names the kernel that failed; "
         "the same node each time means hardware, each node a kernel",
@@ -191,11 +196,13 @@ KINDS = (
         "loss:nan loss:inf loss:-inf loss=nan loss=inf lossnan lossinf lossisnan lossisinf "
         "loss':nan loss':inf loss\":nan loss\":inf loss:nan norm:nan norm:inf norm=nan norm=inf "
         "normnan norminf norm':nan norm':inf norm\":nan norm\":inf gradientisnan gradientisinf "
-        "becamenan becameinf tensor(nan nanloss nangrad nandetected returnednan",
+        "non-finite nonfinite alreadyatminimum becamenan becameinf tensor(nan "
+        "nanloss nangrad nandetected returnednan",
         r"found (?:NaN|Inf)\b|Unexpected result (?:nan|inf)|number of nan iterations: *[1-9]"
         r"|(?<!best_)(?<!best )(?<!min_)(?<!max_)\b(?!best|min_|max_)\w*(?:loss|norm)['\"]?"
         r" ?(?:[:=]| is| became|) ?['\"]?(?:tensor\()?-?(?:nan|inf)(?:inity)?\b(?!, v_num| check)"
         r"|norm of the gradient is -?(?:nan|inf)|returned nan values|is nan or inf"
+        r"|non-?finite (?:loss|grad|norm)|is non-?finite|loss scale already at minimum"
         r"|\bnan (?:loss|grad)|\bnan detected",
         "find the first step at which it broke; a lower learning rate, the documents of that step, "
         "or the rotation are the usual causes. Single skipped iterations of fp16 are normal",
@@ -204,8 +211,9 @@ KINDS = (
     ),
     _kind(
         "disk", "the disk is full, or the quota is used up",
-        "nospaceleft [errno] quotaexceeded enospc diskfull filetoolarge",
-        r"No space left on device|\[Errno (?:28|122|27)\]|quota exceeded|\bENOSPC\b|disk is full"
+        "nospaceleft systemisfull quotaisused [errno] quotaexceeded enospc diskfull filetoolarge",
+        r"No space left on device|\[Errno (?:28|122|27)\]|quota exceeded|\bENOSPC\b"
+        r"|(?:disk|file system) is full|quota is used up"
         r"|File too large",
         "make room, or set another --out; a file that was being written is not complete, and the "
         "checkpoint before it is",
@@ -227,7 +235,7 @@ KINDS = (
         "time_limit", "the batch system ended the job at its time limit",
         "cancelled duetotimelimit term_runlimit exceededlimit walltime",
         r"DUE TO TIME LIMIT|TERM_RUNLIMIT|walltime \S+ exceeded limit",
-        "nothing is broken: submit it again, with --time if a stage needs more",
+        "nothing is broken: submit it again; `time` of the cluster file is the limit",
         STATUS,
         depth=1,
     ),
@@ -235,7 +243,7 @@ KINDS = (
         "preempted", "the batch system preempted the job",
         "cancelled duetopreemption preempted",
         r"DUE TO PREEMPTION|\bpreempted\b",
-        "nothing is broken: it resumes when it is requeued (--requeue), or submit it again",
+        "nothing is broken: it resumes when Slurm requeues it, or submit it again",
         STATUS,
         depth=1,
     ),
@@ -244,7 +252,8 @@ KINDS = (
         "cancelled nodefailure node_fail notresponding nodefail",
         r"DUE TO NODE FAILURE|\bNODE_FAIL\b|srun: error: Node failure|\bnode failure\b"
         r"|Nodes? \S+ (?:are |is )?not responding",
-        "leave the node out (--exclude) until it is repaired; the stage resumes on others",
+        "leave the node out (`exclude` of the cluster file) until it is repaired; the "
+        "stage resumes on others",
         STATUS,
     ),
     _kind(
@@ -256,9 +265,10 @@ KINDS = (
     ),
     _kind(
         "timeout", "a collective reached its timeout, or failed",
-        "watchdogcaught detectedbywatchdog timedoutwaiting monitoredbarrier failedortimedout "
-        "worknccl( collectiveoperationtimeout collectivetimeout",
-        r"Watchdog caught collective operation timeout|detected by watchdog at work"
+        "timeout(::)! watchdogcaught detectedbywatchdog timedoutwaiting monitoredbarrier "
+        "failedortimedout worknccl( collectiveoperationtimeout collectivetimeout",
+        r"^Timeout \(\d+:\d\d:\d\d\)!|Watchdog caught collective operation timeout"
+        r"|detected by watchdog at work"
         r"|Timed out waiting \d+ ?ms for (?:send|recv)|failed to pass monitoredBarrier"
         r"|WorkNCCL\(\w+=.*before timing out|NCCL operations have failed or timed out"
         r"|collective timeout from (?:this local|another)? ?rank",
@@ -271,6 +281,7 @@ KINDS = (
         "sigkill", "a process was ended by SIGKILL, most often because host memory ran out",
         "exit sigkill killed",
         r"exit ?code *:? *\(?(?:-9|137)\b|Signal 9 \(SIGKILL\)|killed by signal: (?:9|Killed)"
+        r"|^Killed$"
         r"|srun: error: .{0,300}\btasks? [^:]+: Killed|: line \d+: +\d+ Killed\b|ended by SIGKILL"
         r"|DataLoader worker .{0,80}exited unexpectedly",
         "`dmesg` on the node says whether the kernel ended it for memory (then --mem=0 and fewer "
@@ -314,23 +325,25 @@ KINDS = (
         "ncclremoteerror remoteprocess remotepeer connectionclosed connectionreset socket "
         "tcpstore brokenpipe clientsjoined waittimeout connectionrefused "
         "storebasedbarrier connecttimeout recvvalue sendbytes diststoreerror networkerror "
-        "rendezvous lostthe",
+        "rendezvous lostthe connectfullmesh lostcommunication",
         r"ncclRemoteError|remote process (?:exited|has terminated)|remote peer"
         r"|Connection (?:closed|reset|refused)|socket ?timeout|socket has timed out"
         r"|SocketTimeout|Broken pipe|clients joined|wait timeout after|Dist(?:Store|Network)Error"
         r"|store based barrier|TCPStoreNEAR(?:fail|timed? ?out|closed)|failed to recv, got 0 bytes"
         r"|Socket\w*: .*(?:timed out|fail)|lost the connection to another rank"
-        r"|Rendezvous(?:Connection|Timeout|Closed)Error",
+        r"|connectFullMesh failed|lost communication|Rendezvous(?:Connection|Timeout|Closed)Error",
         "this is not the cause: look at the other rank's log first, at the one that ended before",
         HANG,
         depth=3,
     ),
     _kind(
         "cancelled", "the job or its step was cancelled",
-        "cancelled duetosignal duetotaskfailure duetojobrequeue terminated notending",
+        "cancelled duetosignal duetotaskfailure duetojobrequeue terminated notending "
+        "receivedsigterm receivingsigterm gotsignal",
         r"\*\*\* (?:JOB|STEP) .*CANCELLED AT(?: \S+)? ?\*\*\*|CANCELLED by \d+|State: CANCELLED"
         r"|DUE TO (?:SIGNAL|TASK FAILURE|JOB REQUEUE|JOB NOT ENDING)"
-        r"|srun: error: .{0,300}\btasks? [^:]+: Terminated",
+        r"|srun: error: .{0,300}\btasks? [^:]+: Terminated"
+        r"|(?:received|receiving) SIGTERM|got signal: 15",
         "a person or a script cancelled it, or Slurm did because a task had failed: "
         "`sacct -j JOB --format=JobID,State,ExitCode,Reason` says which",
         STATUS,

@@ -59,6 +59,8 @@ LINES = (
     ("pinned", "could not allocate pinned host memory of size: 34359738368"),
     ("host", "pyarrow.lib.ArrowMemoryError: malloc of size 8589934592 failed"),
     ("host", "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 12.0 GiB for an array"),
+    ("shared", "RuntimeError: unable to write to file </torch_77_1>: No space left on device (28)"),
+    ("killed", "The node was low on resource: memory. Container trainer was using 90Gi"),
     ("killed", "slurmstepd: error: Exceeded job memory limit at some point."),
     ("killed", "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit."),
     ("shared", "OSError: [Errno 28] No space left on device: '/dev/shm/nccl-abc'"),
@@ -86,6 +88,9 @@ LINES = (
     ("not_finite", "step 12/40  loss nan  lr 1.00e-05  2,000 tokens/s/rank  1.00 s"),
     ("not_finite", "LossBrokeError: step 12: the norm of the gradient is inf; run again"),
     ("not_finite", "{'loss': nan, 'grad_norm': nan, 'learning_rate': 1e-05, 'epoch': 0.1}"),
+    ("not_finite", "RuntimeError: The total norm of order 2.0 for gradients is non-finite, so it "
+     "cannot be clipped."),
+    ("disk", "error: /data/x: the file system is full; make room, or name a place on another"),
     ("disk", "OSError: [Errno 122] Disk quota exceeded: '/data/ckpt'"),
     ("files", "OSError: [Errno 116] Stale file handle: '/nfs/ckpt/a'"),
     ("illegal", "RuntimeError: CUDA error: an illegal memory access was encountered"),
