@@ -103,7 +103,8 @@ class _Section(BaseModel):
 class Slurm(_Section):
     """Arguments of sbatch and srun."""
 
-    account: Text = PLACEHOLDER
+    account: Text | None = PLACEHOLDER
+    """None: the site has no accounts, or a default one."""
     partition: Text | None = None
     """None: the site's default."""
     time: Annotated[str, AfterValidator(_limit)] = "04:00:00"
