@@ -11,9 +11,13 @@ from pathlib import Path
 
 TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
-    "*.model", "chat_template.*",
+    "*.model", "*.tiktoken", "tekken.json", "normalizer.json", "chat_template.*",
+    "additional_chat_templates/*.jinja",
 )  # fmt: skip
-"""Patterns of the files that a tokenizer is loaded from, except the model's config.json."""
+"""Patterns of the files that a tokenizer with a Rust backend is loaded from, except config.json.
+
+They are needed before anything is downloaded; a test compares them with what transformers reads.
+"""
 _NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 OF_THE_HUB = "hf:"
 """Prefix of a name on the hub, where a shipped name or a folder is accepted as well."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from data.files.appearing import replace_folder
 from data.files.whole import missing_folders, name_place, remove_empty, write_text
 from data.files.writable import require_folder
+from data.formats.by_content import Format
 from data.preparation.engine import Engine, connected, run_engine
 from data.preparation.named_sources import named_sources
 from data.preparation.plan import Plan, Settings, plan_of
@@ -69,6 +70,8 @@ def prepare(
     seed: int = 0,
     skip_broken: bool = False,
     skip_limit: str = SKIP_LIMIT,
+    file_format: Format | None = None,
+    skip: Sequence[str] = (),
     overwrite: bool = False,
     engine: Engine | None = None,
 ) -> Manifest:
@@ -82,6 +85,8 @@ def prepare(
         first_token: whether documents begin with the tokens that the tokenizer puts first.
         seed: seed of the hash that chooses the held-out documents.
         skip_limit: broken records that `skip_broken` may skip: a count, or a share such as 1%.
+        file_format: of all files; None: that of each by its content.
+        skip: patterns of the files that are left out, such as `*.png` or `images/*`.
 
     Raises:
         ValueError: in one sentence, for a source, tokenizer or destination that cannot be used.
@@ -93,7 +98,7 @@ def prepare(
     with _preparing(place, overwrite) as work, connected(engine):
         _plan(
             work, place, source, Settings(text_key, heldout_fraction, seed, first_token), tokenizer,
-            vocab_size, skip_broken=skip_broken, skip_limit=skip_limit,
+            vocab_size, file_format, skip, skip_broken=skip_broken, skip_limit=skip_limit,
         )  # fmt: skip
         if (manifest := _merged(work, place, overwrite)) is not None:
             return manifest
@@ -120,6 +125,8 @@ def write_plan(
     seed: int = 0,
     skip_broken: bool = False,
     skip_limit: str = SKIP_LIMIT,
+    file_format: Format | None = None,
+    skip: Sequence[str] = (),
     overwrite: bool = False,
 ) -> Work:
     """Write the plan and the tokenizer of a store; return the folder in which tasks work."""
@@ -128,7 +135,7 @@ def write_plan(
     with _preparing(place, overwrite) as work:
         _plan(
             work, place, source, Settings(text_key, heldout_fraction, seed, first_token), tokenizer,
-            vocab_size, skip_broken=skip_broken, skip_limit=skip_limit,
+            vocab_size, file_format, skip, skip_broken=skip_broken, skip_limit=skip_limit,
         )  # fmt: skip
         return work
 
@@ -227,10 +234,13 @@ def _plan(
     settings: Settings,
     tokenizer: str | None,
     vocab_size: int,
+    file_format: Format | None,
+    skip: Sequence[str],
     **facts: Any,
 ) -> None:
     """Write the plan and the tokenizer, unless those of the same plan are there."""
-    plan = plan_of(named_sources(source), settings, _tokenizer_facts(tokenizer, vocab_size))
+    of_tokenizer = _tokenizer_facts(tokenizer, vocab_size)
+    plan = plan_of(named_sources(source), settings, of_tokenizer, file_format, skip)
     facts["store"] = place.name
     if work.is_planned and _is_same(work, plan):
         work.write_plan(plan, tokenizer_facts=work.facts["tokenizer_facts"], **facts)
@@ -239,10 +249,10 @@ def _plan(
     work.forget_plan()
     chosen = _tokenizer(plan, tokenizer, vocab_size, facts["skip_broken"])
     shutil.rmtree(work.tokenizer, ignore_errors=True)
-    of_tokenizer = chosen.save(work.tokenizer)
+    stored = chosen.save(work.tokenizer)
     chosen.write(work.folder / "encoder.json")
     require_room(place, plan, chosen, done_bytes=work.bytes_of_parts())
-    work.write_plan(plan, tokenizer_facts=asdict(of_tokenizer), **facts)
+    work.write_plan(plan, tokenizer_facts=asdict(stored), **facts)
 
 
 def _is_same(work: Work, plan: Plan) -> bool:

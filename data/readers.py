@@ -6,16 +6,16 @@ A source is written as one string:
     PATH                       a folder: text files (one document each) and the record files
                                below, recursively, in sorted order; names that begin with a dot
                                are skipped
-    FILE.txt                   one document (any of TEXT_ENDINGS)
-    FILE.jsonl[.gz|.zst]       one document a line, an object with the text under the text key
-    FILE.parquet               one document a row, the column named by the text key
+    FILE                       its format is that of its content (`data.formats.by_content`): a
+                               text, one document; lines of JSON, an object with the text under
+                               the text key each, compressed or not; or Parquet, one document a row
     hf:NAME[:CONFIG][@SPLIT]   a data set of the Hugging Face hub, streamed; the split is "train"
                                if not given
     None                       the Python standard library of the interpreter in use
 
-An unusable record is an error that names its place. With `skip_broken` it is counted instead. Files
-that are not UTF-8 text, files with other endings and empty documents are always skipped and
-counted. A source without a single document is an error.
+An unusable record is an error that names its place. With `skip_broken` it is counted instead. Empty
+documents are always skipped and counted. A file of another format is counted here, where samples
+are read; `longhaul prepare` refuses it. A source without a single document is an error.
 
 `documents` yields whole texts. `records` has the records of a source, in which a long text is read
 in chunks (`data.formats`); `data.preparation` reads them in pieces, on several processes.
@@ -29,11 +29,12 @@ import platform
 import shlex
 import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from data.formats.by_content import FORMATS, format_of
 from data.formats.hub import hub_rows
 from data.formats.jsonl import jsonl_file
 from data.formats.parquet import parquet_file
@@ -45,27 +46,18 @@ from data.formats.records import (
     SourceError,
     Unusable,
     UnusableError,
+    text_advice,
 )
 from data.formats.text import text_file
 
 __all__ = ["LEFT_OUT", "Document", "SkipReason", "SourceError", "documents", "records"]
 
-# fmt: off
-TEXT_ENDINGS = frozenset({
-    ".txt", ".text", ".md", ".markdown", ".rst", ".org", ".adoc", ".tex", ".html", ".htm",
-    ".xml", ".srt",
-    ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".cxx", ".hh", ".hpp", ".cu", ".cuh", ".java",
-    ".kt", ".scala", ".js", ".jsx", ".mjs", ".ts", ".tsx", ".go", ".rs", ".rb", ".php", ".pl",
-    ".lua", ".r", ".jl", ".swift", ".cs", ".hs", ".ml", ".ex", ".erl", ".clj", ".f90", ".f",
-    ".sql", ".sh", ".bash", ".zig", ".v", ".sv", ".vhd",
-})
-# fmt: on
-JSONL_ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-PARQUET_ENDING = ".parquet"
 HUB_PREFIX = "hf:"
 
 LOOKED_AT = 100
 """Records that are looked at for the field of the text after a first one without it."""
+SHOWN = 5
+"""Files that are not read, of which a message names the reason."""
 MAX_DOCUMENT_BYTES = 256 * 2**20
 """Cap on a document that `documents` yields as a whole."""
 
@@ -120,13 +112,11 @@ def broken(origin: object, found: Unusable, following: Iterable[Record] = ()) ->
     `following` are the records after it, if none before it could be used: where they lack the field
     of the text as well, the field has another name.
     """
-    if found.texts and following:
-        contents = [content for _, content in islice(following, LOOKED_AT)]
-        if all(isinstance(each, Unusable) and each.texts is not None for each in contents):
-            return SourceError(
-                f"{origin}: {found.problem}; name the field of the text, such as --text-key "
-                f"{shlex.quote(found.texts[0])}"
-            )
+    if found.fields and following:
+        contents = [found, *(content for _, content in islice(following, LOOKED_AT))]
+        lacking = [c.fields for c in contents if isinstance(c, Unusable) and c.fields is not None]
+        if len(lacking) == len(contents):
+            return SourceError(f"{origin}: {found.problem}; {text_advice(lacking)}")
     return SourceError(
         f"{origin}: {found.problem}; fix it, or skip such records with --skip-broken"
     )
@@ -186,57 +176,57 @@ def records(source: str | None, text_key: str) -> Iterator[Record]:
         yield from hub_rows(source, HUB_PREFIX, text_key)
         return
     for file in source_files(source):
-        reader = reader_of(file)
-        if reader is None:
-            yield Record(file, Unusable("other_ending", "the ending is not known"))
-        elif reader == "jsonl":
+        found = format_of(file)
+        if isinstance(found, Unusable):
+            if file == Path(source):
+                raise not_read([(file, found)])
+            yield Record(file, found)
+        elif found == "jsonl":
             yield from jsonl_file(file, text_key)
-        elif reader == "parquet":
+        elif found == "parquet":
             yield from parquet_file(file, text_key)
         else:
             yield from text_file(file)
 
 
 def library_files() -> Iterator[Path]:
-    """Yield the source files of the Python standard library."""
+    """Yield the source files of the Python standard library that are UTF-8 text."""
     library = Path(sysconfig.get_path("stdlib"))
     for path in _files(library, left_out=("site-packages", "dist-packages")):
-        if path.suffix == ".py":
+        if path.suffix == ".py" and isinstance(next(text_file(path)).content, str):
             yield path
 
 
 def source_files(source: str) -> Iterator[Path]:
-    """Yield the files of a source that is a file or a folder, those of unknown endings too.
+    """Yield the files of a source that is a file or a folder, and links that lead to no file.
 
-    Raises SourceError for a path that does not exist, and for a single file of unknown ending.
+    Raises SourceError for a path that does not exist.
     """
     path = Path(source)
     if path.is_dir():
         yield from _files(path)
-        return
-    if not path.is_file():
+    elif path.is_file():
+        yield path
+    else:
         raise SourceError(
             f"the source {source} does not exist ({path.absolute()}); name a folder, a text file, "
             "FILE.jsonl, FILE.parquet or hf:NAME"
         )
-    if reader_of(path) is None:
-        known = ", ".join((*JSONL_ENDINGS, PARQUET_ENDING, ".txt and other text"))
-        raise SourceError(f"the source {source} has an ending that is not known; known: {known}")
-    yield path
 
 
-def reader_of(path: Path) -> Literal["jsonl", "parquet", "text"] | None:
-    """Return the format of a file by its name, None if it is not known."""
-    name = path.name.lower()
-    if name.endswith(JSONL_ENDINGS):
-        return "jsonl"
-    if name.endswith(PARQUET_ENDING):
-        return "parquet"
-    return "text" if path.suffix.lower() in TEXT_ENDINGS else None
+def not_read(files: Sequence[tuple[Path, Unusable]]) -> SourceError:
+    """Return the error of files of a source that are not read, each with the reason."""
+    shown = "; ".join(f"{path} ({why.problem})" for path, why in files[:SHOWN])
+    more = f"; and {len(files) - SHOWN:,} more" if len(files) > SHOWN else ""
+    return SourceError(
+        f"not read: {shown}{more}; convert it, state its format with --format "
+        f"{'|'.join(FORMATS)}, or leave it out of its folder with --skip "
+        f"{shlex.quote(files[0][0].name)}"
+    )
 
 
 def _files(root: Path, left_out: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Yield the regular files below a folder, sorted by name within each folder."""
+    """Yield the files below a folder, sorted by name within each; of links to folders, the link."""
 
     def refuse(error: OSError) -> None:
         raise SourceError(f"the folder {error.filename} cannot be read ({error.strerror})")
@@ -245,5 +235,7 @@ def _files(root: Path, left_out: tuple[str, ...] = ()) -> Iterator[Path]:
         folders[:] = sorted(
             name for name in folders if not name.startswith(".") and name not in left_out
         )
-        files = (Path(folder, name) for name in sorted(names) if not name.startswith("."))
-        yield from (file for file in files if file.is_file())
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        for name in sorted([*names, *links]):
+            if not name.startswith("."):
+                yield Path(folder, name)

@@ -148,7 +148,8 @@ class _Section(BaseModel):
 class Slurm(_Section):
     """Arguments of sbatch and srun."""
 
-    account: OfSbatch = PLACEHOLDER
+    account: OfSbatch | None = PLACEHOLDER
+    """None: the site has no accounts, or a default one."""
     partition: OfSbatch | None = None
     """None: the site's default."""
     time: Annotated[str, AfterValidator(_limit)] = "04:00:00"

@@ -106,8 +106,8 @@ SOURCES = (
     ("prepare --source a.jsonl.gz --out s", "a.jsonl.gz", {"a.jsonl.gz": b"\x1f\x8bnot"}),
     ("prepare --source a.docx --out s", "a.docx", {"a.docx": b"x"}),
     ("prepare --source d --out s", "holds no document", {"d": None}),
-    ("prepare --source d --out s", "2 with an ending", {"d/a.png": b"x", "d/b.bin": b"y"}),
-    ("prepare --source d --out s", "1 not UTF-8 text", {"d/a.txt": b"a\0b"}),
+    ("prepare --source d --out s", "d/b.bin (neither Parquet", {"d/a.png": b"x", "d/b.bin": b"y"}),
+    ("prepare --source d --out s", "not UTF-8 text", {"d/a.txt": b"a\0b"}),
     ("prepare --source a.jsonl --out s --vocab-size 300", "a.jsonl", {"a.jsonl": _JSON_LINES}),
 )  # fmt: skip
 PLACES = (

@@ -107,7 +107,7 @@ def adopt(
             for pair in pairs:
                 one = opened(pair, leave_out_empty=leave_out_empty)
                 skipped["empty"] += len(one.index.lengths) - len(one.documents)
-                of_pairs.append(checked(one, facts, without_eod))
+                of_pairs.append(checked(one, facts, without_eod, loaded.backend.id_to_token))
             if len(read) < SHOWN:
                 _show_beginning(pairs, of_pairs, loaded)
             listed = Checked.joined(of_pairs, [pair.bin.stat().st_size for pair in pairs])

@@ -6,7 +6,7 @@ then, by reading every token, ids outside of the vocabulary and documents that d
 end-of-document token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
@@ -23,6 +23,12 @@ from data.token_files.tokens import TokenType
 
 WithoutEod = Literal["refuse", "keep", "leave-out"]
 """What is done about documents that do not end with the end-of-document token."""
+
+
+LOOKED_AT = 10_000
+"""Documents whose last token is looked at where it is not the tokenizer's."""
+MOSTLY = 0.9
+"""Share of them with the same last token that makes it the token that ends a document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +143,16 @@ def require_one_type(pairs: Sequence[Pair], types: Sequence[TokenType]) -> None:
             )
 
 
-def checked(pair: Opened, tokenizer: TokenizerFacts, without_eod: WithoutEod) -> Checked:
-    """Read every token of a pair; raise AdoptionError for ids or ends that do not fit."""
+def checked(
+    pair: Opened,
+    tokenizer: TokenizerFacts,
+    without_eod: WithoutEod,
+    word_of: Callable[[int], str | None],
+) -> Checked:
+    """Read every token of a pair; raise AdoptionError for ids or ends that do not fit.
+
+    `word_of` is what the tokenizer calls an id.
+    """
     lengths, pointers = pair.lengths, pair.pointers
     if not len(lengths):  # the others of its source may have documents
         hashes = np.empty(0, np.uint64)
@@ -167,8 +181,8 @@ def checked(pair: Opened, tokenizer: TokenizerFacts, without_eod: WithoutEod) ->
         raise AdoptionError(
             f"{share:.1%} of the documents of {path} end with the token {tokenizer.eod_id} that "
             f"ends a document for {tokenizer.name}; {unended:,} do not, the first is number "
-            f"{first:,}: write them again with the token at each end (preprocess_data "
-            "--append-eod), or use --without-eod leave-out or --without-eod keep"
+            f"{first:,}: {_what_ends(pair, tokenizer.eod_id, word_of)}, or use --without-eod "
+            "leave-out or --without-eod keep"
         )
     listed = facts.ended if without_eod == "leave-out" else np.ones(len(lengths), dtype=bool)
     return Checked(
@@ -181,6 +195,23 @@ def checked(pair: Opened, tokenizer: TokenizerFacts, without_eod: WithoutEod) ->
         unended=unended if without_eod == "keep" else 0,
         begun=int(facts.begun[listed].sum()),
         largest=facts.largest,
+    )
+
+
+def _what_ends(pair: Opened, eod_id: int, word_of: Callable[[int], str | None]) -> str:
+    """Return what to do about documents that end with another token than the tokenizer's."""
+    width = pair.index.dtype.itemsize
+    ends = (pair.pointers // width + pair.lengths - 1)[:LOOKED_AT]
+    stored = pair.index.mapped()
+    last = [int(stored[end : end + 1][0]) for end in ends]
+    tokens, counts = np.unique(last, return_counts=True)
+    token, share = int(tokens[counts.argmax()]), counts.max() / len(ends)
+    if token == eod_id or len(ends) == 1 or share < MOSTLY:
+        return "write them again with the token at each end (preprocess_data --append-eod)"
+    return (
+        f"{share:.0%} of {'them' if len(ends) < LOOKED_AT else 'the first'} end with the token "
+        f"{token} ({word_of(token)!r}); name a tokenizer whose eos_token is that, such as a copy "
+        "of this one with another eos_token in its tokenizer_config.json"
     )
 
 

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from data.formats.records import Record, SourceError, text_of_field
+from data.formats.records import Record, SourceError, text_of_object
 
 
 def hub_rows(source: str, prefix: str, text_key: str) -> Iterator[Record]:
@@ -21,14 +21,7 @@ def hub_rows(source: str, prefix: str, text_key: str) -> Iterator[Record]:
         rows = datasets.load_dataset(name, config or None, split=split or "train", streaming=True)
         for record in rows:
             row += 1
-            if text_key not in record:
-                raise SourceError(
-                    f"{source}: no field {text_key!r}; it has {', '.join(record)}; name the one of "
-                    "the text with --text-key"
-                )
-            yield Record(f"{source} row {row}", text_of_field(record[text_key], text_key))
-    except SourceError:
-        raise
+            yield Record(f"{source} row {row}", text_of_object(record, text_key))
     except Exception as error:  # the hub's client raises errors of several unrelated libraries
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise SourceError(

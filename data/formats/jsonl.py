@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lines of a JSONL file, or of a range of its bytes that begins and ends at line starts."""
 
+import bz2
 import gzip
 import io
 import json
-import zlib
-from collections.abc import Iterator
+import lzma
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,14 +15,22 @@ from data.formats.long_line import LongLine
 from data.formats.records import (
     BLOCK_BYTES,
     LONG_BYTES,
+    UNREADABLE,
     Record,
-    SourceError,
     Unusable,
     json_problem,
     text_of_object,
+    unreadable,
 )
 
-COMPRESSED = (".gz", ".zst")
+HEAD_BYTES = 2**16
+"""Bytes from which the format of a file is known."""
+_FIRST_BYTES = {
+    "gzip": rb"\x1f\x8b",
+    "bzip2": rb"BZh[1-9]",
+    "xz": rb"\xfd7zXZ\0",
+    "zstd": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18",  # a frame, or one that is skipped
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +71,9 @@ def jsonl_file(
                 long = LongLine(line, stream, text_key, origin)
                 yield Record(origin, long)
                 at += long.finish()
-    except (OSError, EOFError, zlib.error) as error:
-        where = LineOrigin(path, start, number)
-        after = f"{where}".rpartition(":")[2]
-        raise SourceError(f"{path}: damaged or unreadable after line {after} ({error})") from error
+    except UNREADABLE as error:
+        after = f"{LineOrigin(path, start, number)}".rpartition(":")[2]
+        raise unreadable(path, error, f" after line {after}") from error
 
 
 def text_of_line(line: bytes, text_key: str) -> str | Unusable:
@@ -115,11 +124,31 @@ def _newlines(path: Path, stop: int) -> int:
     return count
 
 
+def compression(path: Path) -> str | None:
+    """Return what a file is compressed with, by its first bytes; None: nothing."""
+    with path.open("rb") as file:
+        first = file.read(6)
+    return next((name for name, magic in _FIRST_BYTES.items() if re.match(magic, first)), None)
+
+
+def beginning(path: Path) -> bytes:
+    """Return the first `HEAD_BYTES` of a file, uncompressed; SourceError for a damaged one."""
+    try:
+        with _open(path) as stream:
+            return stream.read(HEAD_BYTES)
+    except UNREADABLE as error:
+        raise unreadable(path, error) from error
+
+
 def _open(path: Path) -> io.BufferedIOBase:
-    if path.name.lower().endswith(".gz"):
-        return gzip.open(path, "rb")
-    if path.name.lower().endswith(".zst"):
+    kind = compression(path)
+    if kind == "zstd":
         import pyarrow as pa
 
-        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"))
-    return path.open("rb")
+        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), kind))
+    if kind is None:
+        return path.open("rb")
+    openers: dict[str, Callable[..., io.BufferedIOBase]] = {
+        "gzip": gzip.GzipFile, "bzip2": bz2.BZ2File, "xz": lzma.LZMAFile,
+    }  # fmt: skip
+    return openers[kind](path)

@@ -11,16 +11,16 @@ import codecs
 import io
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterator
 
 from data.formats.records import (
     BLOCK_BYTES,
-    SourceError,
+    UNREADABLE,
     Unusable,
     UnusableError,
     json_problem,
     text_of_object,
+    unreadable,
 )
 
 MOST_OTHER_CHARS = 2**26
@@ -63,8 +63,8 @@ class LongLine:
         while not self._ended:
             try:
                 block = self._stream.readline(BLOCK_BYTES)
-            except (OSError, EOFError, zlib.error) as error:
-                raise SourceError(f"{self._origin}: damaged or unreadable ({error})") from error
+            except UNREADABLE as error:
+                raise unreadable(self._origin, error) from error
             self._bytes += len(block)
             self._ended = not block or block.endswith(b"\n")
             yield block
@@ -87,26 +87,26 @@ class LongLine:
 
     def _scanned(self, buffer: "_Buffer") -> Iterator[str]:
         """Yield the text field; keep everything else."""
-        depth, in_object, key_next, key = 0, False, False, ""
+        keys: list[str | None] = []  # of the objects around the mark; None for an array
+        key_next = False
         while (mark := buffer.next_mark(self._keep)) is not None:
             if mark in "{[":
-                depth += 1
-                if depth == 1:
-                    in_object = key_next = mark == "{"
+                key_next = mark == "{"
+                keys.append("" if key_next else None)
             elif mark in "}]":
-                depth -= 1
+                del keys[-1:]
             elif mark == '"':
-                if depth == 1 and in_object and key_next:
-                    key = self._key(buffer)
-                elif depth == 1 and in_object and key == self._text_key:
+                if key_next and keys:
+                    keys[-1] = self._key(buffer)
+                elif None not in keys and ".".join(map(str, keys)) == self._text_key:
                     self._texts += 1
                     yield from (_unescaped(part) for part in buffer.string())
                 else:
                     for part in buffer.string():
                         self._keep(part)
                 self._keep('"')
-            elif depth == 1:
-                key_next = mark == ","
+            else:
+                key_next = mark == "," and keys[-1:] != [None]
 
     def _key(self, buffer: "_Buffer") -> str:
         parts = []

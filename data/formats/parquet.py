@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.formats.records import Record, SourceError, text_of_field
+from data.formats.records import Record, SourceError, text_of_object
 
 BATCH_BYTES = 16 * 2**20
 """Text read at once, as far as rows of the average size allow; a row may be a whole book."""
@@ -48,20 +48,22 @@ def parquet_file(
                 each = max(1, groups.bytes[group] // max(groups.rows[group], 1))
                 size = max(1, min(MOST_ROWS, BATCH_BYTES // each))
                 for batch in file.iter_batches(size, row_groups=[group], columns=[text_key]):
+                    [column] = batch.schema.names
                     for value in batch.column(0):
                         row += 1
-                        text = text_of_field(value.as_py(), text_key)
+                        text = text_of_object({column: value.as_py()}, text_key)
                         yield Record(f"{path} row {row}", text)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, row, error) from error
 
 
 def _row_groups(path: Path, file: Any, text_key: str) -> RowGroups:
-    columns = file.schema_arrow.names
-    if text_key not in columns:
+    paths = [file.schema.column(number).path for number in range(len(file.schema))]
+    if not any(_is_of(each, text_key) for each in paths):
+        names = ", ".join(each.replace(".list.element", "[]") for each in paths)
         raise SourceError(
-            f"{path}: no column {text_key!r}; the file has {', '.join(columns)}; name the one of "
-            "the text with --text-key"
+            f"{path}: no column {text_key!r}; the file has {names}; name the one of the text with "
+            "--text-key"
         )
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     return RowGroups([group.num_rows for group in groups], [_bytes(g, text_key) for g in groups])
@@ -72,8 +74,12 @@ def _bytes(group: Any, text_key: str) -> int:
     return sum(
         int(column.total_uncompressed_size)
         for column in columns
-        if column.path_in_schema.partition(".")[0] == text_key
+        if _is_of(column.path_in_schema, text_key)
     )
+
+
+def _is_of(path: str, text_key: str) -> bool:
+    return path == text_key or path.startswith(f"{text_key}.")
 
 
 def _unreadable(path: Path, row: int, error: Exception) -> SourceError:

@@ -25,7 +25,7 @@ def text_file(path: Path) -> Iterator[Record]:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
-    yield Record(path, Unusable("undecodable", NOT_TEXT) if "\0" in text else text)
+    yield Record(path, Unusable("broken", NOT_TEXT) if "\0" in text else text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,5 +52,5 @@ def _text(decoder: codecs.IncrementalDecoder, block: bytes, final: bool = False)
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise UnusableError("undecodable", NOT_TEXT)
+        raise UnusableError("broken", NOT_TEXT)
     return text

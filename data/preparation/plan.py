@@ -15,10 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from data.formats.jsonl import COMPRESSED, line_starts
+from data.formats.by_content import Format, content_format, format_of
+from data.formats.jsonl import compression, line_starts
 from data.formats.parquet import row_groups
-from data.formats.records import SourceError
-from data.readers import HUB_PREFIX, library_files, reader_of, source_files, source_name
+from data.formats.records import SourceError, Unusable
+from data.progress import say
+from data.readers import HUB_PREFIX, library_files, not_read, source_files, source_name
 from data.repositories.source import RepositoriesSource, measure
 from data.sources import Kind, absolute, kind_of, synthetic
 
@@ -147,13 +149,22 @@ class Plan:
 
 
 def plan_of(
-    sources: Sequence[tuple[str, str | None]], settings: Settings, tokenizer: dict[str, Any]
+    sources: Sequence[tuple[str, str | None]],
+    settings: Settings,
+    tokenizer: dict[str, Any],
+    file_format: Format | None = None,
+    skip: Sequence[str] = (),
 ) -> Plan:
-    """Return the plan of named sources; raise SourceError for one that cannot be read."""
+    """Return the plan of named sources; raise SourceError for one that cannot be read whole.
+
+    Args:
+        file_format: of all files; None: that of each by its content.
+        skip: patterns of the files that are left out, such as `*.png` or `images/*`.
+    """
     planned, shards = [], []
     for name, source in sources:
         skipped = Counter[str]()
-        pieces = list(_pieces(source, settings.text_key, skipped))
+        pieces = list(_pieces(source, file_format, skip, skipped))
         least = MADE_BYTES if kind_of(source) == "synthetic" else SHARD_BYTES
         limit = max(least, sum(piece.cost for piece in pieces) // MOST_SHARDS)
         shards += [
@@ -176,7 +187,9 @@ def _origin(source: str | None) -> str:
     return absolute(source) if kind_of(source) != "documents" else str(Path(source).resolve())
 
 
-def _pieces(source: str | None, text_key: str, skipped: Counter[str]) -> Iterator[Piece]:
+def _pieces(
+    source: str | None, stated: Format | None, skip: Sequence[str], skipped: Counter[str]
+) -> Iterator[Piece]:
     """Yield a source as whole files or repositories, or as the one piece it is."""
     if source is not None and kind_of(source) == "synthetic":
         made = synthetic(source)
@@ -195,19 +208,37 @@ def _pieces(source: str | None, text_key: str, skipped: Counter[str]) -> Iterato
     if source is not None and source.startswith(HUB_PREFIX):
         yield Piece(kind="hub", path=source, cost=0)
         return
-    for path in library_files() if source is None else source_files(source):
-        kind = reader_of(path)
-        if kind is None:
-            skipped["other_ending"] += 1
+    if source is None:
+        yield from (_file(path, "text") for path in library_files())
+        return
+    unread, is_first_text = [], stated is None
+    for path in source_files(source):
+        if any(map(path.match, skip)):
+            skipped["not_read"] += 1
             continue
-        try:
-            facts = path.stat()
-        except OSError as error:
-            raise SourceError(f"{path} cannot be read ({error.strerror})") from error
-        yield Piece(
-            kind=kind, path=str(path.absolute()), size=facts.st_size, mtime_ns=facts.st_mtime_ns,
-            cost=facts.st_size,
-        )  # fmt: skip
+        kind = format_of(path, stated)
+        if isinstance(kind, Unusable):
+            unread.append((path, kind))
+            continue
+        if kind == "text" and is_first_text:
+            is_first_text = False
+            if content_format(path) == "jsonl" and path.stat().st_size:
+                say(f"note: {path} holds lines of JSON and is read as one text, as its ending says;"
+                    " --format jsonl reads each line as a document")  # fmt: skip
+        yield _file(path, kind)
+    if unread:
+        raise not_read(unread)
+
+
+def _file(path: Path, kind: Format) -> Piece:
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read ({error.strerror})") from error
+    return Piece(
+        kind=kind, path=str(path.absolute()), size=facts.st_size, mtime_ns=facts.st_mtime_ns,
+        cost=facts.st_size,
+    )  # fmt: skip
 
 
 def _cut(pieces: Iterable[Piece], limit: int, text_key: str) -> Iterator[Piece]:
@@ -215,7 +246,7 @@ def _cut(pieces: Iterable[Piece], limit: int, text_key: str) -> Iterator[Piece]:
     for piece in pieces:
         if piece.kind == "parquet":
             yield from _row_group_ranges(piece, limit, text_key)
-        elif piece.kind == "jsonl" and not piece.path.lower().endswith(COMPRESSED):
+        elif piece.kind == "jsonl" and compression(Path(piece.path)) is None:
             yield from _line_ranges(piece, limit)
         elif piece.kind == "synthetic":
             yield from _number_ranges(piece, limit)

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from data.files.writable import existing, require_folder
-from data.formats.jsonl import COMPRESSED, text_of_line
+from data.formats.jsonl import compression, text_of_line
 from data.preparation.plan import Piece, Plan
 from data.tokenization.encoder import Encoder
 
@@ -68,7 +68,7 @@ def tokens_a_byte(plan: Plan, encoder: Encoder) -> float:
 
 def _tokens_a_byte(piece: Piece, text_key: str, encoder: Encoder) -> float:
     """Return the tokens of the beginning of a piece over its bytes."""
-    if piece.kind == "jsonl" and not piece.path.lower().endswith(COMPRESSED):
+    if piece.kind == "jsonl" and compression(Path(piece.path)) is None:
         read = [*_lines(piece, text_key)]
     elif piece.kind == "text":
         read = [_beginning(piece)]
@@ -94,8 +94,9 @@ def _lines(piece: Piece, text_key: str) -> Iterator[tuple[int, str]]:
 
 def _of_cut_line(line: bytes, text_key: str) -> str:
     """Return the text of the beginning of a line as far as it goes."""
-    key = re.escape(json.dumps(text_key).encode())
-    found = re.search(key + rb'\s*:\s*"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)', line)
+    last = text_key.rpartition(".")[2]
+    key = b"|".join(re.escape(json.dumps(each).encode()) for each in (text_key, last))
+    found = re.search(b"(?:%b)" % key + rb'\s*:\s*"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)', line)
     content = found[1].decode(errors="ignore") if found else ""
     try:
         text = str(json.loads(f'"{content}"', strict=False))

@@ -22,7 +22,8 @@ from pathlib import Path, PurePosixPath
 from typing import ClassVar, NamedTuple
 
 from data.files.nearest import near_path
-from data.readers import TEXT_ENDINGS, Document, SourceError
+from data.formats.by_content import TEXT_ENDINGS
+from data.readers import Document, SourceError
 from data.repositories.dependencies import imports_of, in_order
 
 PREFIX = "repositories:"

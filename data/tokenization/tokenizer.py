@@ -37,6 +37,8 @@ SMALLEST_VOCABULARY = 257
 LARGEST_VOCABULARY = 2**20
 """Four times the largest in use; the trainer allocates some 70 bytes for each before it begins."""
 
+VOCABULARIES = ("tokenizer.json", ".model", ".spm", ".tiktoken", "tekken.json")
+"""Ends of the names of files that have a vocabulary, apart from vocab.json and vocab.txt."""
 LONGEST_TRAINING_WORD = 256
 """Characters without white space after which the trainer's copy of a text gets a line break: the
 trainer's time grows with the square of a word's length."""
@@ -125,7 +127,7 @@ def load(name_or_path: str) -> DocumentTokenizer:
     try:
         loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # of several unrelated parsers
-        reason = " ".join(str(error).split())[:300]
+        reason = _lacking(folder) or " ".join(str(error).split())[:300]
         raise TokenizerError(f"the tokenizer {name_or_path} cannot be loaded ({reason})") from error
     if not loaded.is_fast:
         raise TokenizerError(
@@ -151,6 +153,21 @@ def first_token_notes(manifest: Manifest) -> Iterator[str]:
                 "documents begin with it; a model that was trained with it does worse without: "
                 "prepare the store again"
             )
+
+
+def _lacking(folder: Path) -> str:
+    """Return what to add to a folder without a file that every tokenizer has; else nothing."""
+    present = {path.name for path in folder.iterdir()}
+    if not any(name.endswith(VOCABULARIES) or name.startswith("vocab.") for name in present):
+        return "it has no tokenizer.json, tokenizer.model or vocab.json; copy the model's"
+    if "vocab.json" in present and not present & {"merges.txt", "tokenizer.json"}:
+        return "it has vocab.json without merges.txt; copy the model's"
+    if not present & {"tokenizer_config.json", "config.json"}:
+        return (
+            "it has no tokenizer_config.json, which names its class and the token that ends a "
+            "document; copy the model's"
+        )
+    return ""
 
 
 def _for_documents(name: str, hugging_face: "PreTrainedTokenizerFast") -> DocumentTokenizer:

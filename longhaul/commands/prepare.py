@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from data.formats.by_content import Format
 from data.preparation.skip_limit import SKIP_LIMIT
 from data.prepare import HELDOUT_FRACTION, VOCAB_SIZE
 from longhaul.pages.store_page import show_store
@@ -23,7 +24,7 @@ def prepare(
     source: Annotated[
         list[str] | None,
         typer.Option(
-            help="Folder, text file, FILE.jsonl[.gz|.zst], FILE.parquet, hf:NAME or"
+            help="Folder or file (text, lines of JSON, compressed or not, Parquet), hf:NAME or"
             " hf:NAME:CONFIG@SPLIT, synthetic:KIND[,NAME=VALUE...] or repositories:PATH; several"
             " as NAME=SOURCE. Without: the Python standard library's source files.",
             show_default=False,
@@ -38,7 +39,9 @@ def prepare(
     vocab_size: Annotated[
         int, typer.Option(help="Tokens of the tokenizer to train; not with --tokenizer.")
     ] = VOCAB_SIZE,
-    text_key: Annotated[str, typer.Option(help="Field or column that holds the text.")] = "text",
+    text_key: Annotated[
+        str, typer.Option(help="Field or column that holds the text; OBJECT.FIELD in an object.")
+    ] = "text",
     first_token: Annotated[
         bool,
         typer.Option(
@@ -46,6 +49,14 @@ def prepare(
             help="Begin each document with what the tokenizer puts first, such as <s>.",
         ),
     ] = True,
+    file_format: Annotated[
+        Format | None,
+        typer.Option("--format", help="Format of all files.", show_default="by their content"),
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(help="Files of a folder to leave out, as '*.png'.", show_default=False),
+    ] = None,
     heldout_fraction: Annotated[
         float, typer.Option(help="Share of the documents kept for evaluation, between 0 and 1.")
     ] = HELDOUT_FRACTION,
@@ -127,7 +138,7 @@ def prepare(
         work = write_plan(
             sources, out, tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key,
             first_token=first_token, heldout_fraction=heldout_fraction, skip_broken=skip_broken,
-            skip_limit=skip_limit, overwrite=overwrite,
+            skip_limit=skip_limit, file_format=file_format, skip=skip or (), overwrite=overwrite,
         )  # fmt: skip
         typer.echo(f"{work.count:,} parts of {work.plan.cost / 2**20:,.1f} MiB: {work.folder}")
         command = ["longhaul", "prepare", "--plan", work.folder]
@@ -138,7 +149,8 @@ def prepare(
     manifest = write_store(
         sources, out, tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key,
         first_token=first_token, heldout_fraction=heldout_fraction, skip_broken=skip_broken,
-        skip_limit=skip_limit, overwrite=overwrite, engine=where,
+        skip_limit=skip_limit, file_format=file_format, skip=skip or (), overwrite=overwrite,
+        engine=where,
     )  # fmt: skip
     show_store(manifest)
     if tokenizer is None and manifest.tokenizer.vocab_size > TINY.vocab:

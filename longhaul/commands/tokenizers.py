@@ -23,7 +23,9 @@ def tokenizers(
             " Without it: the Python standard library's source files."
         ),
     ] = None,
-    text_key: Annotated[str, typer.Option(help="Field or column that holds the text.")] = "text",
+    text_key: Annotated[
+        str, typer.Option(help="Field or column that holds the text; OBJECT.FIELD in an object.")
+    ] = "text",
     skip_broken: Annotated[
         bool, typer.Option("--skip-broken", help="Leave broken records out instead of stopping.")
     ] = False,

@@ -20,12 +20,13 @@ UNLIMITED = 10**18
 
 
 def copy_side_files(source: Path, to: Path) -> None:
-    """Copy the side files into a folder, which is created."""
-    to.mkdir(parents=True, exist_ok=True)
+    """Copy the side files into a folder, which is created, with the folders that they are in."""
     for pattern in SIDE_FILES:
         for file in sorted(source.glob(pattern)):
             if file.is_file():
-                shutil.copyfile(file, to / file.name)
+                copy = to / file.relative_to(source)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy)
 
 
 def raise_model_max_length(folder: Path, length: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import nemo_run as run
 import pytest
 
+from longhaul.jobs.cluster_checks import lacking
 from slurm.cluster_file import ClusterFile, Container, Slurm, Tunnel, load
 from slurm.executors import environment, executor, require_reached
 
@@ -45,6 +46,13 @@ def test_ranks_are_told_as_long_before_the_limit_as_a_job_needs(given, signal):
     site = file(slurm=Slurm(account="me"))
     found = executor(site, nodes=1, ranks_per_node=1, save_seconds=given, **PLACES)
     assert found.signal == signal
+
+
+def test_a_site_without_accounts_has_none(tmp_path):
+    (tmp_path / "site.yaml").write_text("slurm: {account: null}\nexecutor: slurm\n")
+    site = load(str(tmp_path / "site.yaml"))
+    assert not [each for each in lacking(site) if "account" in each]
+    assert made(site).account is None
 
 
 def test_nodes_that_the_file_excludes_stay_excluded_when_others_are_blamed():

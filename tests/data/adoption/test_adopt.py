@@ -253,12 +253,28 @@ def test_documents_without_an_end_are_refused_kept_or_left_out(
     prefix = write_pair(tmp_path / "d" / "web", documents)
     with pytest.raises(ValueError, match=r"90\.0% of the documents .* 1 do not, .* number 9"):
         adopted(prefix)
+    with pytest.raises(ValueError, match=r"write them again with the token at each end"):
+        adopted(prefix)
     left_out = adopted(prefix, without_eod="leave-out")
     assert left_out.skipped == {"without_eod": 1}
     assert left_out.train.documents + left_out.heldout.documents == 9
     left_out.root.rename(tmp_path / "first")
     every = adopted(prefix, without_eod="keep")
     assert every.train.documents + every.heldout.documents == 10
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+def test_the_token_that_documents_of_another_tokenizer_end_with_is_named(
+    adopted, encoded, tmp_path, tokenizer, dtype
+) -> None:
+    other = tokenizer.backend.token_to_id("e")
+    documents = [[[*ids[:-1], other]] for ids in encoded[:20]] + [[encoded[20]]]
+    prefix = write_pair(tmp_path / "d" / "web", documents, dtype)
+    with pytest.raises(ValueError, match=rf"95% of them end with the token {other} \('e'\); name"):
+        adopted(prefix)
+    mixed = [[[*ids[:-1], 7 + number]] for number, ids in enumerate(encoded[:20])]
+    with pytest.raises(ValueError, match=r"write them again with the token at each end"):
+        adopted(write_pair(tmp_path / "d" / "mixed", mixed, dtype))
 
 
 def test_empty_documents_are_refused_or_left_out(adopted, encoded, tmp_path) -> None:

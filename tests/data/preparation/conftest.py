@@ -53,7 +53,6 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> dict[st
     parquet.write_table(pa.table({"text": texts[60:90]}), web / "c.parquet", row_group_size=8)
     for number, text in enumerate(texts[90:100]):
         (web / f"d{number}.txt").write_text(text)
-    (web / "e.png").write_bytes(b"png")
     code = folder / "code.jsonl"
     code.write_text("".join(lines[20:]) + json.dumps({"text": "\n".join(texts)}) + "\n")
     return {"web": str(web), "code": str(code)}

@@ -162,19 +162,20 @@ def test_room_for_parts_and_store_is_measured_before_the_work(
     path.write_text("\n".join(lines) + "\n")
     (path.parent / "b.txt").write_text("\n".join(texts))
     (path.parent / "c.txt").write_bytes(b"\xff" * 50)
-    store = made(path.parent, tmp_path, tokenizer_folder)
+    store = made(path.parent, tmp_path, tokenizer_folder, skip_broken=True)
     splits = (store.train, store.heldout)
     written = 2 * sum(file.bytes for split in splits for part in split.parts for file in part.bins)
     monkeypatch.setattr(room, "SAMPLE_BYTES", sample_bytes)
     monkeypatch.setattr("data.prepare.LEAST_SHARE", 0.0)
+    options = {"skip_broken": True, "overwrite": True}
     free = {"at least": written // 2, "enough": 2 * written}
     for words, bytes_free in free.items():
         monkeypatch.setattr(room.shutil, "disk_usage", lambda _, free=bytes_free: Disk(free))
         if words == "enough":
-            assert made(path.parent, tmp_path, tokenizer_folder, overwrite=True) == store
+            assert made(path.parent, tmp_path, tokenizer_folder, **options) == store
             continue
         with pytest.raises(ValueError, match=r"the store .* of 2 bytes, .* are written twice"):
-            made(path.parent, tmp_path, tokenizer_folder, overwrite=True)
+            made(path.parent, tmp_path, tokenizer_folder, **options)
         assert [one.name for one in (tmp_path / "out").iterdir()] == ["store"]
 
 
