@@ -147,7 +147,7 @@ def rotation_notes(config: Mapping[str, Any], rope: RopeScaling) -> list[str]:
         if theirs != rope.temperature:
             found.append(
                 f"its config.json has {ignored[0]} {fields.content[ignored[0]]}, which gives a "
-                f"temperature of {rope.temperature:.5f}, as in vLLM; transformers ignores it and "
+                f"temperature of {rope.temperature:.5f}, as in SGLang; transformers ignores it and "
                 f"computes {theirs:.5f}. An export states ours as attention_factor, which it reads"
             )
     return list(dict.fromkeys(found))
@@ -202,8 +202,9 @@ def _stated(fields: RopeFields, config: Mapping[str, Any], rotated: float) -> Ro
 def _temperature(fields: RopeFields, own: RopeScaling) -> float:
     """Return the temperature, from whichever field states it; those that do must agree.
 
-    transformers reads `attention_factor`. YaRN's own code and vLLM multiply the paper's temperature
-    by `attn_factor`; vLLM's longrope has `short_mscale` and `long_mscale`.
+    transformers reads `attention_factor`. YaRN's own code, SGLang and older releases of vLLM
+    multiply the paper's temperature by `attn_factor`; their longrope has `short_mscale` and
+    `long_mscale`.
     """
     stated: dict[str, float] = {}
     for key in ("attention_factor", "short_mscale", "long_mscale", "attn_factor"):
