@@ -192,9 +192,12 @@ def not_there(stage: ResolvedStage) -> Iterator[tuple[str, str]]:
     """Yield the setting of a store, and of a start, that is not there, and a sentence on it."""
     store = Path(stage.recipe.data.store)
     if not store.exists():
-        yield "data.store", (
-            f"there is no token store at {store}{near_path(store)}; make it with `longhaul "
-            "prepare`, or name another by --store"
+        yield (
+            "data.store",
+            (
+                f"there is no token store at {store}{near_path(store)}; make it with `longhaul "
+                "prepare`, or name another by --store"
+            ),
         )
     try:
         require_start(stage)

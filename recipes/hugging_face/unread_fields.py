@@ -47,7 +47,9 @@ _COMPUTED = re.compile(
     "bias|gate|quant|expert|top_k"
 )
 """Parts of names; a field that adds weights or changes their shapes is refused by these too."""
-_BY_KERNEL = re.compile("dropout|pdrop|flash|fuse|sdpa|impl|backend|kernel|recompute|checkpointing|dtype")
+_BY_KERNEL = re.compile(
+    "dropout|pdrop|flash|fuse|sdpa|impl|backend|kernel|recompute|checkpointing|dtype"
+)
 """How a computation is carried out, or what is dropped in training."""
 _FACTORS = re.compile("multiplier|scal|factor|ratio")
 

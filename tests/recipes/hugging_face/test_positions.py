@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from custom_modules.rope.config import RopeScaling
-from recipes.hugging_face.config import card_of, exported_config, native_rope, rotation_of
+from recipes.hugging_face.config import card_of, exported_config
+from recipes.hugging_face.positions import native_rope, rotation_of
 from recipes.hugging_face.rope import _KEYS, RECORD
 from recipes.notation import rope_file
 from recipes.shipped.named import card_named, combined
