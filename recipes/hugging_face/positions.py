@@ -94,14 +94,9 @@ def _completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
     kind = config.get("model_type")
     if kind is None or any(family.model_type == kind for family in FAMILIES.values()):
         return config
-    from transformers import CONFIG_MAPPING
+    from recipes.hugging_face.as_computed import head_facts  # imports torch
 
-    if kind not in CONFIG_MAPPING:
-        return config
-    shape = {key: value for key, value in config.items() if key not in OF_ROPE}
-    theirs = CONFIG_MAPPING[kind].from_dict(shape)
-    keys = ("head_dim", "partial_rotary_factor", "rotary_pct", "rotary_dim")
-    completed = {key: getattr(theirs, key) for key in keys if hasattr(theirs, key)}
+    completed = head_facts({key: value for key, value in config.items() if key not in OF_ROPE})
     if "rotary_emb_base" in config:  # GPT-NeoX
         completed["rope_theta"] = config["rotary_emb_base"]
     return completed | dict(config)
