@@ -170,7 +170,8 @@ def _of_card(name: str, native_context: str) -> Subject:
 
 
 def _of_folder(folder: Path, native_context: str) -> Subject:
-    from recipes.hugging_face.config import read_config, rotation_of
+    from recipes.hugging_face.config import read_config
+    from recipes.hugging_face.positions import rotation_of
     from recipes.spec.model_card import context_notes, rope_trained_at
 
     config = read_config(folder)

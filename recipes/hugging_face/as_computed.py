@@ -7,6 +7,7 @@ of layers is built, and asked for the window and the rotation of each. It comput
 """
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,20 @@ from recipes.checkpoints.rotation import RotationError
 
 FP32 = 1e-5
 """Relative difference of powers and quotients in fp32 that is rounding."""
+
+
+def head_facts(shape: Mapping[str, Any]) -> dict[str, Any]:
+    """Return head size and rotated part that transformers' class has for a shape; or nothing.
+
+    `shape` are the fields of a config.json without those of the rotation.
+    """
+    from transformers import CONFIG_MAPPING
+
+    if shape["model_type"] not in CONFIG_MAPPING:
+        return {}
+    config = CONFIG_MAPPING[shape["model_type"]].from_dict(dict(shape))
+    keys = ("head_dim", "partial_rotary_factor", "rotary_pct", "rotary_dim")
+    return {key: getattr(config, key) for key in keys if hasattr(config, key)}
 
 
 def rotation_of_folder(folder: Path, like: RotationInEffect, length: int) -> RotationInEffect:

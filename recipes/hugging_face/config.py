@@ -4,53 +4,43 @@
 It is read as JSON; code that it names is never run. Every field that changes what the model
 computes is either in the card or has the only value that our model supports. Any other value is
 refused by name, since ignoring a field would give a different model. All commands read a rotation
-and a native context by `rotation_of`.
+and a native context by `positions.rotation_of`.
 """
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.layers import LayerPattern
 from data.files.user_file import read_json
 from recipes.hugging_face.config_fields import CONFIG as CONFIG
-from recipes.hugging_face.config_fields import LONGEST, number, whole, words
+from recipes.hugging_face.config_fields import number, whole, words
+from recipes.hugging_face.family_defaults import HF_DEFAULTS, HfDefaults
 from recipes.hugging_face.layers import (
     OF_LAYERS,
-    full_rope_of,
     layer_fields,
     local_rope_fields,
     pattern_of,
 )
-from recipes.hugging_face.native_context import native_context
+from recipes.hugging_face.positions import OF_ROPE, RotationFacts, rotation_of
 from recipes.hugging_face.rope import (
-    ORIGINAL,
     OTHER_LENGTHS,
     RECORD,
-    head_dim_of,
     rope_fields,
     rope_of,
-    rotation_notes,
 )
 from recipes.hugging_face.safetensors_files import Stored
 from recipes.hugging_face.unread_fields import (
     Fields,
     require_computed,
-    require_positions,
     unread_notes,
 )
 from recipes.hugging_face.weight_map import weight_map
 from recipes.spec.families import FAMILIES, Family
 from recipes.spec.model_card import ModelCard
-
-OF_ROPE = (
-    "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", LONGEST, ORIGINAL,
-    RECORD,
-)  # fmt: skip
-"""Fields of config.json that depend on the rotation and the length."""
 
 _READ_IN_COPIES = (*OF_ROPE, *OTHER_LENGTHS, *OF_LAYERS)
 """Fields that are also read in copies of a config, where reading is not noticed."""
@@ -77,73 +67,6 @@ _NOT_FACTS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HfDefaults:
-    """Meaning of fields that a family's config.json leaves out, as in transformers 4.57."""
-
-    activation: str = "hidden_act"
-    """Name of the field."""
-    norm_epsilon: str = "rms_norm_eps"
-    """Name of the field, not a default: it must be stated."""
-    init_std: float = 0.02
-    kv_heads: Literal["all heads", "must be stated"] = "must be stated"
-    head_dim: Literal["hidden / heads", "must be stated"] = "hidden / heads"
-    tied: bool = False
-    window: int | None = None
-    window_switch: bool = False
-    """Whether a window is used only if `use_sliding_window` is true."""
-    rotated: float = 1.0
-    """`partial_rotary_factor`."""
-    reads_scaling: bool = True
-    """Whether transformers applies `rope_scaling`; its Nemotron ignores it."""
-    ffn: str = "intermediate_size"
-    """Field with the width of the MLP, or of one expert."""
-    experts: str = "num_local_experts"
-    """Field with the number of experts."""
-    only: tuple[tuple[str, Any, Any], ...] = ()
-    """Fields with one supported value: name, meaning if not stated, and that value."""
-
-
-HF_DEFAULTS = {
-    "llama": HfDefaults(kv_heads="all heads"),
-    "mistral": HfDefaults(window=4096),
-    "mixtral": HfDefaults(),
-    "qwen2": HfDefaults(window_switch=True),
-    "qwen3": HfDefaults(head_dim="must be stated", window_switch=True),
-    "qwen3_moe": HfDefaults(
-        window=4096,
-        window_switch=True,
-        ffn="moe_intermediate_size",
-        experts="num_experts",
-        only=(
-            ("norm_topk_prob", False, True),
-            ("decoder_sparse_step", 1, 1),
-            ("mlp_only_layers", [], []),
-        ),
-    ),
-    "nemotron": HfDefaults(
-        norm_epsilon="norm_eps",
-        init_std=0.0134,
-        kv_heads="all heads",
-        rotated=0.5,
-        reads_scaling=False,
-    ),
-    "smollm3": HfDefaults(tied=True),
-    "olmo3": HfDefaults(kv_heads="all heads"),
-    "gemma3": HfDefaults(
-        activation="hidden_activation",
-        head_dim="must be stated",
-        tied=True,
-        only=(
-            ("attn_logit_softcapping", None, None),
-            ("final_logit_softcapping", None, None),
-            ("use_bidirectional_attention", False, False),
-        ),
-    ),
-}
-"""By family."""
-
-
 def read_config(folder: Path) -> dict[str, Any]:
     """Return config.json of a Hugging Face folder; raise ValueError if there is none."""
     file = folder / CONFIG
@@ -153,72 +76,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds no JSON object; name the folder of a Hugging Face model")
     return content
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RotationFacts:
-    """What a config.json of any family says of positions."""
-
-    rope: RopeScaling
-    """That of full layers where kinds differ."""
-    head_dim: int
-    native_context: int
-    other_contexts: tuple[int, ...]
-    """Other readings of the native context that the file allows."""
-    notes: tuple[str, ...]
-
-
-def rotation_of(config: Mapping[str, Any]) -> RotationFacts:
-    """Return the rotation and the native context that a config.json states.
-
-    Raises ValueError, with its name, for a field that is unknown or that disagrees with another,
-    and for positions that are not computed here.
-    """
-    require_positions(config)
-    rope = native_rope(config)
-    stated = {key: value for key, value in config.items() if key != "layer_types"}
-    context, others = native_context(stated, rope)
-    return RotationFacts(
-        rope=rope,
-        head_dim=head_dim_of(_completed(config)),
-        native_context=context,
-        other_contexts=others,
-        notes=tuple(rotation_notes(stated, rope)),
-    )
-
-
-def native_rope(config: Mapping[str, Any]) -> RopeScaling:
-    """Return the rotation of a model, by the rules of its family; raises ValueError as `rope_of`.
-
-    For a family that is not trained here, what config.json leaves out is that of transformers.
-    """
-    for family in FAMILIES.values():
-        if family.model_type == config.get("model_type"):
-            read = full_rope_of if family.windowed else rope_of
-            return read(config, HF_DEFAULTS[family.name].rotated)
-    completed = _completed(config)
-    part = completed.get("rotary_pct")
-    if completed.get("rotary_dim") is not None:
-        part = whole(completed, "rotary_dim") / head_dim_of(completed)
-    return rope_of(completed, 1.0 if part is None else part)
-
-
-def _completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config with the head size and rotated part that its class in transformers has."""
-    kind = config.get("model_type")
-    if kind is None or any(family.model_type == kind for family in FAMILIES.values()):
-        return config
-    from transformers import CONFIG_MAPPING
-
-    if kind not in CONFIG_MAPPING:
-        return config
-    shape = {key: value for key, value in config.items() if key not in OF_ROPE}
-    theirs = CONFIG_MAPPING[kind].from_dict(shape)
-    keys = ("head_dim", "partial_rotary_factor", "rotary_pct", "rotary_dim")
-    completed = {key: getattr(theirs, key) for key in keys if hasattr(theirs, key)}
-    if "rotary_emb_base" in config:  # GPT-NeoX
-        completed["rope_theta"] = config["rotary_emb_base"]
-    return completed | dict(config)
 
 
 def card_of(config: Mapping[str, Any], name: str, hf_id: str | None = None) -> ModelCard:

@@ -5,8 +5,9 @@ import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
-from recipes.hugging_face.config import read_config, rotation_of
+from recipes.hugging_face.config import read_config
 from recipes.hugging_face.config_fields import CONFIG
+from recipes.hugging_face.positions import rotation_of
 
 
 class FolderFacts(NamedTuple):

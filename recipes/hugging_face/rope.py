@@ -126,33 +126,6 @@ def head_dim_of(config: Mapping[str, Any]) -> int:
     return whole(config, "hidden_size") // whole(config, "num_attention_heads")
 
 
-def rotation_notes(config: Mapping[str, Any], rope: RopeScaling) -> list[str]:
-    """Return what libraries differ in about the stated rotation, a sentence each.
-
-    `rope` is what `rope_of` reads. Raises ValueError as it does for fields that disagree.
-    """
-    found = []
-    for fields in rope_fields_by_kind(config).values():
-        if fields is None:
-            continue
-        if stated_in(fields, config, "rope_theta").get("rope_theta") is None:
-            found.append(
-                "its config.json states no rope_theta; the base is that of transformers for "
-                f"{config.get('model_type')}, {rope.base:,}"
-            )
-        ignored = [key for key in ("attn_factor", "short_mscale") if fields.content.get(key)]
-        if not ignored or fields.content.get("attention_factor") is not None:
-            continue
-        theirs = replace(rope, attention_factor=None).temperature
-        if theirs != rope.temperature:
-            found.append(
-                f"its config.json has {ignored[0]} {fields.content[ignored[0]]}, which gives a "
-                f"temperature of {rope.temperature:.5f}, as in vLLM; transformers ignores it and "
-                f"computes {theirs:.5f}. An export states ours as attention_factor, which it reads"
-            )
-    return list(dict.fromkeys(found))
-
-
 def _stated(fields: RopeFields, config: Mapping[str, Any], rotated: float) -> RopeScaling:
     """Return the rotation of the standard fields, by the rules of transformers."""
     scaling, method = fields.content, _method(fields)
@@ -202,8 +175,9 @@ def _stated(fields: RopeFields, config: Mapping[str, Any], rotated: float) -> Ro
 def _temperature(fields: RopeFields, own: RopeScaling) -> float:
     """Return the temperature, from whichever field states it; those that do must agree.
 
-    transformers reads `attention_factor`. YaRN's own code and vLLM multiply the paper's temperature
-    by `attn_factor`; vLLM's longrope has `short_mscale` and `long_mscale`.
+    transformers reads `attention_factor`. YaRN's own code, SGLang and older releases of vLLM
+    multiply the paper's temperature by `attn_factor`; their longrope has `short_mscale` and
+    `long_mscale`.
     """
     stated: dict[str, float] = {}
     for key in ("attention_factor", "short_mscale", "long_mscale", "attn_factor"):

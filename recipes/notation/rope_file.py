@@ -44,7 +44,7 @@ def read(path: Path) -> RopeScaling:
 def _rope(content: dict[str, Any]) -> RopeScaling:
     if "format" not in content:
         if any(key in content for key in _OF_HUGGING_FACE):
-            from recipes.hugging_face.config import native_rope  # here: it imports safetensors
+            from recipes.hugging_face.positions import native_rope  # here: it imports safetensors
 
             return native_rope(content)
         raise ValueError(

@@ -14,7 +14,7 @@ from custom_modules.rope.rotary import Rotation
 from recipes.constraints import memory, rope, schedule, shapes, train_short
 from recipes.constraints import violations as constraints
 from recipes.constraints.training_step import TrainingStep
-from recipes.hugging_face.config import HF_DEFAULTS
+from recipes.hugging_face.family_defaults import HF_DEFAULTS
 from recipes.resolved.ineffective import without_effect
 from recipes.resolved.read import (
     fp8,

@@ -13,7 +13,8 @@ from custom_modules.rope.config import RopeScaling
 from custom_modules.rope.rotary import Rotation, rotary_dims, stated_rotation
 from recipes.checkpoints.rotation import RotationError
 from recipes.hugging_face.as_computed import require_as_computed
-from recipes.hugging_face.rope import RECORD, rope_fields, rope_of, rotation_notes
+from recipes.hugging_face.positions import rotation_notes
+from recipes.hugging_face.rope import RECORD, rope_fields, rope_of
 
 HEAD_DIM, LENGTH = 32, 2048
 SIZES = {"base": 10_000, "factor": 4.0, "original_length": 512}

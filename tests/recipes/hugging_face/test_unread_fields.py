@@ -7,10 +7,11 @@ import pytest
 import torch
 import transformers
 
-from recipes.hugging_face.config import card_of, rotation_of
+from recipes.hugging_face.config import card_of
+from recipes.hugging_face.positions import rotation_of
 from recipes.hugging_face.unread_fields import OF_POSITIONS, WITHOUT_EFFECT, Fields
 from tests.recipes.hugging_face.support.models import CONFIGS
-from tests.recipes.hugging_face.test_native_context import LLAMA
+from tests.recipes.hugging_face.test_positions import LLAMA
 
 
 def published(name: str) -> dict:

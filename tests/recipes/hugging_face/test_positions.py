@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from custom_modules.rope.config import RopeScaling
-from recipes.hugging_face.config import card_of, exported_config, native_rope, rotation_of
+from recipes.hugging_face.config import card_of, exported_config
+from recipes.hugging_face.positions import native_rope, rotation_of
 from recipes.hugging_face.rope import _KEYS, RECORD
 from recipes.notation import rope_file
 from recipes.shipped.named import card_named, combined
@@ -203,7 +204,7 @@ def test_a_temperature_that_transformers_ignores_is_as_its_field_means_and_told(
     card = card_of(config, "published")
     assert card.native_rope.temperature == pytest.approx(temperature, rel=1e-6)
     (told,) = (note for note in card.notes if "temperature" in note)
-    assert f"a temperature of {temperature:.5f}, as in vLLM; transformers ignores it" in told
+    assert f"a temperature of {temperature:.5f}, as in SGLang; transformers ignores it" in told
     written = exported_config(config, card, card.native_rope, 8192, "bfloat16")["rope_scaling"]
     assert written["attention_factor"] == card.native_rope.temperature
     again = card_of(json.loads(json.dumps(exported_config(
