@@ -88,7 +88,8 @@ def test_tokenizers_are_compared_in_a_table_and_as_json(answer, files: Path) -> 
     assert "x 1.00 |" in shown
     assert "FLOPs of attention" in shown
     assert shlex.split(said.splitlines()[-1])[:3] == ["longhaul", "prepare", "--source"]
-    (files / "b.jsonl").write_text('{"id": "a", "body": "a b a b"}\n' * 2)
+    line = json.dumps({"id": "a", "body": "a b a b " * 20}) + "\n"
+    (files / "b.jsonl").write_text(line * 2)
     other = ("tokenizers", files / "t", "--data", files / "b.jsonl")
     assert answer(*other).error().endswith("name the field of the text, such as --text-key body")
     said = answer(*other, "--text-key", "body", "--skip-broken").err.splitlines()[-1]
