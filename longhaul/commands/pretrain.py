@@ -206,6 +206,10 @@ def pretrain(
         for key in ("data.store" if store else "", *named):
             if key in missing:
                 raise ValueError(missing[key])
+        if "data.store" not in missing:
+            manifest = stage_checks.require_inputs(resolved)
+            for words in stage_checks.store_notes(resolved, manifest):
+                note(words)
         typer.echo(yaml_file.dump(recipe))
         for words in (stage_checks.summary(resolved), *standing, *missing.values()):
             typer.echo(f"# {words}")

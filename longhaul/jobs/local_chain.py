@@ -5,6 +5,7 @@ import os
 import platform
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import nemo_run
 import torch
@@ -84,11 +85,14 @@ def overridden(
 def require(stages: Sequence[ResolvedStage], *, started: bool) -> None:
     """Raise ValueError for what would fail once ranks run, including the first stage's start.
 
-    If nothing is `started`, only for a run folder that holds another run.
+    If nothing is `started`, only for a run folder that holds another run, and for a store that is
+    there and does not fit.
     """
     for stage in stages:
         stage_checks.require_same(stage)
     if not started:
+        if Path(stages[0].recipe.data.store).exists():
+            require_store(stages, evaluated=False, packed=False)
         return
     for stage in stages:
         stage_checks.require_device(stage)

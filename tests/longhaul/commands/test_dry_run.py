@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A dry run is refused where the store or the start that it names is not there."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from data.prepare import prepare
 
 
 @pytest.mark.parametrize(
@@ -39,3 +43,16 @@ def test_the_usual_places_may_be_made_later_and_are_told(answer):
     done = answer("run", "--ladder", "nemo", "--card", "llama32_1b", "--gpus", "1", "--dryrun")
     assert done.code == 0, done.err
     assert "# llama32_1b_nemo_16k cannot start: " in done.out
+
+
+@pytest.mark.parametrize("command", ["pretrain", "run"])
+def test_a_store_that_is_there_and_does_not_fit_is_refused(answer, tmp_path, command):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": f"{n} words " * 99}) + "\n" for n in range(9)))
+    store = prepare(str(texts), tmp_path / "store", vocab_size=300, heldout_fraction=0.4)
+    what = ("--ladder", "tiny") if command == "run" else ("--factory", "tiny_512")
+    words = (command, *what, "--store", str(store.root), "--dryrun")
+    assert answer(*words).code == 0
+    larger = replace(store, tokenizer=replace(store.tokenizer, largest_id=512))
+    larger.write()
+    assert "have token ids up to 512 and the model has 512 rows" in answer(*words).error()
