@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data.files.appearing import replace_folder
+from data.files.sha256 import sha256_of
 from data.files.whole import missing_folders, name_place, remove_empty, write_text
 from data.files.writable import require_folder
 from data.formats.by_content import Format
+from data.hub import TOKENIZER_FILES
 from data.preparation.engine import Engine, connected, run_engine
 from data.preparation.named_sources import named_sources
 from data.preparation.plan import Plan, Settings, plan_of
@@ -33,7 +35,6 @@ from data.progress import say
 from data.readers import SourceError
 from data.store import (
     MANIFEST,
-    TOKENIZER_FILE,
     Manifest,
     StoreError,
     is_store,
@@ -263,9 +264,12 @@ def _tokenizer_facts(name: str | None, vocab_size: int) -> dict[str, Any]:
     """Return what a plan says of its tokenizer: a folder whose files change is another one."""
     if name is None:
         return {"train": vocab_size}
-    file = Path(tokenizer_named(name)) / TOKENIZER_FILE
-    sha256 = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
-    return {"load": name, "sha256": sha256}
+    folder = Path(tokenizer_named(name))
+    patterns = ("config.json", *TOKENIZER_FILES)
+    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    files = sorted(found)
+    sums = [f"{sha256}  {path.name}" for path, sha256 in zip(files, sha256_of(files), strict=True)]
+    return {"load": name, "files": sums}
 
 
 def _tokenizer(

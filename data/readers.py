@@ -56,7 +56,7 @@ HUB_PREFIX = "hf:"
 
 LOOKED_AT = 100
 """Records that are looked at for the field of the text after a first one without it."""
-SHOWN = 5
+SHOWN, MOST_KINDS = 5, 20
 """Files that are not read, of which a message names the reason."""
 MAX_DOCUMENT_BYTES = 256 * 2**20
 """Cap on a document that `documents` yields as a whole."""
@@ -218,10 +218,14 @@ def not_read(files: Sequence[tuple[Path, Unusable]]) -> SourceError:
     """Return the error of files of a source that are not read, each with the reason."""
     shown = "; ".join(f"{path} ({why.problem})" for path, why in files[:SHOWN])
     more = f"; and {len(files) - SHOWN:,} more" if len(files) > SHOWN else ""
+    endings = Counter(path.suffix for path, _ in files if path.suffix)
+    kinds = dict.fromkeys(
+        f"*{path.suffix}" if endings[path.suffix] > 1 else path.name for path, _ in files
+    )
+    skips = " ".join(f"--skip {shlex.quote(kind)}" for kind in list(kinds)[:MOST_KINDS])
     return SourceError(
-        f"not read: {shown}{more}; convert it, state its format with --format "
-        f"{'|'.join(FORMATS)}, or leave it out of its folder with --skip "
-        f"{shlex.quote(files[0][0].name)}"
+        f"not read: {shown}{more}; convert them, state their format with --format "
+        f"{'|'.join(FORMATS)}, or leave them out with {skips}"
     )
 
 

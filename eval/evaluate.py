@@ -106,7 +106,7 @@ def evaluate(
         settings = Settings(
             longest, len(texts), trials, store,
             asked.lengths if trials else (), asked.depths if trials else (),
-            PROMPT_VERSION if trials else 0, sources,
+            PROMPT_VERSION if trials else 0, sources, manifest.first_tokens,
         )  # fmt: skip
         asked_of_all = {
             "settings": settings, "lengths": sorted(lengths), "device": device, "commit": commit,
@@ -142,7 +142,9 @@ def evaluate(
             if dist.get_rank() == 0:
                 found = evaluation(subject, record, losses, sorted(lengths), grid, store)
                 same = {name: asked_of_all[name] for name in ("store", "tokenizer", "device")}
-                found = replace(found, sources=sources, identity=identity_of(subject, same))
+                found = replace(
+                    found, sources=sources, first_tokens=first, identity=identity_of(subject, same)
+                )
                 about = Provenance(
                     date=now(),
                     commit=commit,

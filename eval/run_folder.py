@@ -153,6 +153,8 @@ class Evaluation:
     """None if the store has no such held-out documents, and in files of earlier versions."""
     sources: tuple[str, ...] = ()
     """Source of each document; empty if the store has one, and in files of earlier versions."""
+    first_tokens: int = 0
+    """Tokens before the text of each window, such as a beginning of sequence."""
     identity: str = field(default="", compare=False)
     """SHA-256 of all that tells the model and its documents from others: weights, recipe, rotation,
     store, tokenizer and device; empty in files of earlier versions."""

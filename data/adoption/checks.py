@@ -193,7 +193,7 @@ def checked(
         facts.hashes[listed],
         left_out=int(len(lengths) - listed.sum()),
         unended=unended if without_eod == "keep" else 0,
-        begun=int(facts.begun[listed].sum()),
+        begun=_begun(pair, pointers[listed & facts.begun] // width, tokenizer.first_ids or ()),
         largest=facts.largest,
     )
 
@@ -213,6 +213,17 @@ def _what_ends(pair: Opened, eod_id: int, word_of: Callable[[int], str | None]) 
         f"{token} ({word_of(token)!r}); name a tokenizer whose eos_token is that, such as a copy "
         "of this one with another eos_token in its tokenizer_config.json"
     )
+
+
+def _begun(pair: Opened, starts: NDArray[np.int64], first: Sequence[int]) -> int:
+    """Return how many of the documents that begin with the first of some tokens have all of them.
+
+    Tokenizers that put several first are few, so these documents are read one by one.
+    """
+    if len(first) < 2:
+        return len(starts)
+    tokens = pair.index.mapped()
+    return sum(tokens[start : start + len(first)].tolist() == list(first) for start in starts)
 
 
 def held_out(documents: Checked, choice: HeldOut, seed: int) -> NDArray[np.bool_]:

@@ -63,7 +63,7 @@ def census(
         of_contents = copies(list(train.values()), list(indexes(manifest, "heldout").values()))
         compressed = compression(
             list(train.items()), manifest.tokenizer_path, manifest.tokenizer.eod_id,
-            sample=sample, seed=seed,
+            sample=sample, seed=seed, first=manifest.first_tokens,
         )  # fmt: skip
     return Census(
         sources=tuple(_source(name, table, lengths) for name, table in tables.items()),

@@ -79,20 +79,21 @@ def copies(train: Sequence[MegatronIndex], heldout: Sequence[MegatronIndex]) -> 
 
 def compression(
     sources: Sequence[tuple[str, MegatronIndex]], tokenizer: Path, eod_id: int, *,
-    sample: int, seed: int,
+    sample: int, seed: int, first: int = 0,
 ) -> tuple[Compression, ...]:  # fmt: skip
     """Compress a sample of each source's documents: `sample` of all, and as many long ones.
 
     Args:
         sources: name and training documents of each.
         tokenizer: folder of the tokenizer, to turn ids into text.
+        first: tokens at the beginning of a document that are not of its text.
     """
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
 
     def ratio(ids: Tokens) -> float:
-        kept = ids[:-1] if len(ids) > 1 and ids[-1] == eod_id else ids
+        kept = ids[first:-1] if len(ids) > first + 1 and ids[-1] == eod_id else ids
         text = backend.decode(kept.tolist(), skip_special_tokens=False).encode()
         return len(zlib.compress(text, LEVEL)) / max(len(text), 1)
 

@@ -11,7 +11,9 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
@@ -213,7 +215,7 @@ def _pieces(
         return
     unread, is_first_text = [], stated is None
     for path in source_files(source):
-        if any(map(path.match, skip)):
+        if _is_left_out(path, Path(source), skip):
             skipped["not_read"] += 1
             continue
         kind = format_of(path, stated)
@@ -222,12 +224,24 @@ def _pieces(
             continue
         if kind == "text" and is_first_text:
             is_first_text = False
-            if content_format(path) == "jsonl" and path.stat().st_size:
+            if _holds_json_lines(path):
                 say(f"note: {path} holds lines of JSON and is read as one text, as its ending says;"
                     " --format jsonl reads each line as a document")  # fmt: skip
         yield _file(path, kind)
     if unread:
         raise not_read(unread)
+
+
+def _is_left_out(path: Path, root: Path, skip: Sequence[str]) -> bool:
+    """Return whether a pattern is of a file's name or of its path below the source."""
+    names = (path.name.lower(), path.relative_to(root).as_posix().lower())
+    return any(fnmatch(name, pattern.lower()) for pattern in skip for name in names)
+
+
+def _holds_json_lines(path: Path) -> bool:
+    with suppress(SourceError):  # a text may begin as a compressed file does
+        return content_format(path) == "jsonl" and path.stat().st_size > 0
+    return False
 
 
 def _file(path: Path, kind: Format) -> Piece:

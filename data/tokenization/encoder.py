@@ -47,17 +47,20 @@ class Encoder:
             backend=plain(Tokenizer.from_str(facts["backend"])),
             eod_id=facts["eod_id"],
             vocab_size=facts["vocab_size"],
-            first_ids=tuple(facts["first_ids"]),
+            first_ids=tuple(facts.get("first_ids", ())),
         )
 
     def write(self, path: Path) -> None:
         """Write what `load` reads."""
-        write_text(path, self._facts())
+        write_text(path, json.dumps(self._facts() | {"first_ids": self.first_ids}))
 
     @property
     def sha256(self) -> str:
-        """Identity of the encoder: the same give the same ids, under one release of tokenizers."""
-        return hashlib.sha256(self._facts().encode()).hexdigest()
+        """Identity of the encoder: the same give the same ids, under one release of tokenizers.
+
+        What comes first is in the backend's own definition.
+        """
+        return hashlib.sha256(json.dumps(self._facts()).encode()).hexdigest()
 
     @property
     def token_type(self) -> Any:
@@ -82,14 +85,12 @@ class Encoder:
         """Return the tokens of a text."""
         return int(self.encode_documents([text])[0].size)
 
-    def _facts(self) -> str:
-        facts = {
+    def _facts(self) -> dict[str, Any]:
+        return {
             "backend": self.backend.to_str(),
             "eod_id": self.eod_id,
             "vocab_size": self.vocab_size,
-            "first_ids": self.first_ids,
         }
-        return json.dumps(facts)
 
     def _encode_in_pieces(self, texts: Sequence[str], limit: int) -> list[NDArray[np.int32]]:
         parts = [list(pieces(text, self._same_apart, limit)) for text in texts]

@@ -93,6 +93,11 @@ def next_tokens(
         raise ValueError(
             f"the sequence has {len(tokens):,} tokens; give it a prompt that is not empty"
         )
+    if (largest := max(tokens)) >= model.vocabulary:
+        raise ValueError(
+            f"a prompt has the token {largest:,}, a special one, and the model has "
+            f"{model.vocabulary:,} rows; take a prompt without a chat template"
+        )
     device = torch.device("cuda", torch.cuda.current_device())
     length = padded_length(len(tokens))
     sequence = torch.zeros(1, length, dtype=torch.int64)

@@ -57,6 +57,8 @@ class Settings:
     """Version of the passkey prompts; 0 for none."""
     sources: tuple[str, ...] = ()
     """Source of each document, if the store has several."""
+    first_tokens: int = 0
+    """Tokens before the text of each window, such as a beginning of sequence."""
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> "Settings":
@@ -71,6 +73,7 @@ class Settings:
             () if grid is None else grid.depths,
             0 if grid is None else grid.prompt_version,
             evaluation.sources,
+            evaluation.first_tokens,
         )
 
     def same_as(self, other: "Settings") -> bool:

@@ -39,6 +39,11 @@ def unverified(folder: Path, *, verify: bool = True, patterns: Sequence[str] = (
         return f"{folder} has no {SUMS}, so its files are not verified"
     for sentence in damages(folder, patterns):
         raise DamagedFileError(sentence)
+    listed = _stated(folder / SUMS)
+    if bare := sorted(
+        file.name for file in folder.glob("*.safetensors") if file.name not in listed
+    ):
+        return f"{folder / SUMS} has no sum of {', '.join(bare[:3])}, which is not verified"
     return ""
 
 
@@ -50,15 +55,23 @@ def damages(folder: Path, patterns: Sequence[str] = ("*",)) -> list[str]:
     files = {
         name: SavedFile(0, sha256)
         for name, sha256 in _stated(folder / SUMS).items()
-        if any(fnmatch(name, pattern) for pattern in patterns)
+        if any(fnmatch(name, pattern) for pattern in patterns) and _is_read(folder / name)
     }
     with Reading(folder, files) as reading:
         return reading.damaged()
 
 
+def _is_read(file: Path) -> bool:
+    """Return whether a file is there, or is one without which a model is not whole."""
+    return file.exists() or file.suffix in (".safetensors", ".json", ".model")
+
+
 def _stated(file: Path) -> dict[str, str]:
     found = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
         match = _LINE.fullmatch(line)
         name = "" if match is None else match[2].removeprefix("./")
         if match is None or Path(name).is_absolute() or ".." in Path(name).parts:

@@ -36,6 +36,7 @@ from recipes.hugging_face.safetensors_files import Stored
 from recipes.hugging_face.unread_fields import (
     Fields,
     require_computed,
+    stated_again,
     unread_notes,
 )
 from recipes.hugging_face.weight_map import weight_map
@@ -88,7 +89,9 @@ def card_of(config: Mapping[str, Any], name: str, hf_id: str | None = None) -> M
     read = Fields(config)
     card = _card(read, name, hf_id)
     unread = {key: config[key] for key in config if key not in (*read.names, *_READ_IN_COPIES)}
-    require_computed(unread, card.facts.architecture)
+    again = stated_again(unread, card)
+    unread = {key: value for key, value in unread.items() if key not in again}
+    require_computed(unread, card)
     return replace(card, config_notes=(*card.config_notes, *unread_notes(unread)))
 
 

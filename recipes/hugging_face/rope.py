@@ -42,7 +42,7 @@ BASE_WHERE_UNSTATED = {
 ORIGINAL = "original_max_position_embeddings"
 SHORTEST = 2048
 """Tokens that no model was pretrained on fewer of; Llama 1 was on as many."""
-ROUNDING = 1e-6
+ROUNDING = 1e-3
 """Relative difference of two temperatures that is rounding."""
 
 _SHAPE = ("model_type", "hidden_size", "num_attention_heads", "head_dim")

@@ -4,8 +4,8 @@
 A field that changes what a model computes must not be ignored, whichever library knows it, so no
 list of such fields would be complete. The reader notices instead which fields are read (`Fields`).
 Of the others, those in `WITHOUT_EFFECT` have none on the numbers of a trained model, an unset one
-has none either, one whose name speaks of attention, positions, scales or gates is refused, and the
-rest is told.
+has none either, nor one that states what is computed anyway (`stated_again`); one whose name speaks
+of attention, positions, scales or gates is refused, and the rest is told.
 """
 
 import re
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from recipes.hugging_face.config_fields import CONFIG
+from recipes.spec.model_card import ModelCard
 
 WITHOUT_EFFECT = frozenset({
     # identity and storage
@@ -44,11 +45,12 @@ OF_POSITIONS = (
 _COMPUTED = re.compile(
     "attn|attention|rope|rotary|alibi|yarn|ntk|logn|chunk|window|stride|spars|sink|segment|memory|"
     "causal|interleav|compress|scal|multiplier|softcap|logit|clip|residual|qk_|norm_type|norm_pos|"
-    "bias|gate|quant|expert|top_k"
+    "bias|gate|quant|expert|top_k|position_emb|positional|pe_type|normali|mup_|shared_layer"
 )
 """Parts of names; a field that adds weights or changes their shapes is refused by these too."""
 _BY_KERNEL = re.compile(
-    "dropout|pdrop|flash|fuse|sdpa|impl|backend|kernel|recompute|checkpointing|dtype"
+    "dropout|pdrop|flash|fuse|sdpa|impl|backend|kernel|recompute|checkpointing|dtype|"
+    "memory_efficient|softmax_in_fp32"
 )
 """How a computation is carried out, or what is dropped in training."""
 _FACTORS = re.compile("multiplier|scal|factor|ratio")
@@ -79,11 +81,41 @@ def require_positions(config: Mapping[str, Any]) -> None:
             raise ValueError(_refused(key, config[key], "which changes positions or attention"))
 
 
-def require_computed(unread: Mapping[str, Any], architecture: str) -> None:
-    """Raise ValueError for the first field that may change what the architecture computes."""
+def require_computed(unread: Mapping[str, Any], card: ModelCard) -> None:
+    """Raise ValueError for the first field that may change what the card's model computes."""
     for key, value in unread.items():
         if _may_compute(key) and _in_use(key, value):
-            raise ValueError(_refused(key, value, f"and the {architecture} trained here does not"))
+            why = f"and the {card.facts.architecture} trained here does not"
+            raise ValueError(_refused(key, value, why))
+
+
+def stated_again(fields: Mapping[str, Any], card: ModelCard) -> set[str]:
+    """Return the fields, which some configs have, that say what the model computes anyway."""
+    meant = _computed_anyway(card)
+    return {
+        key
+        for key, value in fields.items()
+        if (value.lower() if isinstance(value, str) else value) in meant.get(key, ())
+    }
+
+
+def _computed_anyway(card: ModelCard) -> dict[str, tuple[Any, ...]]:
+    rope, facts = card.native_rope, card.facts
+    part = (rope.partial_rotary_factor,)
+    rotary = ("rope", "rotary", "rotary_embedding")
+    return {
+        **dict.fromkeys(("rotary_pct", "rotary_percent", "rope_pct", "rope_percent"), part),
+        **dict.fromkeys(("rotary_base", "rotary_emb_base", "rope_base"), (rope.base,)),
+        **dict.fromkeys(("position_embedding_type", "positional_embedding", "pe_type"), rotary),
+        **dict.fromkeys(("use_qk_norm", "qk_norm", "qk_layernorm"), (facts.qk_norm,)),
+        **dict.fromkeys(("causal", "is_causal", "use_causal_mask"), (True,)),
+        **dict.fromkeys(("attn_type", "attention_type"), ("full", "causal")),
+        "rotary_dim": (round(card.head_dim * rope.partial_rotary_factor),),
+        "rope_type": ("default", rope.method),
+        "attention_head_dim": (card.head_dim,),
+        "gated_mlp": (facts.gated,),
+        "norm_type": ("rms", "rmsnorm", "rms_norm"),
+    }
 
 
 def unread_notes(unread: Mapping[str, Any]) -> Iterator[str]:

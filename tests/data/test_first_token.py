@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from data.preparation import task
-from data.prepare import prepare
+from data.prepare import prepare, write_plan
 from data.store import Manifest, StoreError, require_rows, require_tokenizer, tokenizer_marker
 from data.token_files.held_out import long_documents
+from data.tokenization.encoder import Encoder
 from data.tokenization.tokenizer import first_token_notes, load
 from eval.answers.passkey import prompts
 from eval.answers.tokens import text_encoder
@@ -58,6 +59,28 @@ def test_documents_begin_with_it_long_ones_too(named, corpus, texts, tmp_path, m
     show_store(found)
     assert ("each document begins with" in capsys.readouterr().out) == bool(first)
     assert Tokens(loaded).prompt("a question")[: len(first)] == first
+
+
+def test_what_comes_first_changes_no_identity_and_an_older_plan_is_read(tokenizer, tmp_path):
+    encoder = load(str(folder_of(tokenizer, tmp_path / "tokenizer", "<s> $A")))
+    assert replace(encoder, first_ids=()).sha256 == encoder.sha256
+    encoder.write(tmp_path / "encoder.json")
+    assert Encoder.load(tmp_path / "encoder.json").first_ids == encoder.first_ids
+    older = json.loads((tmp_path / "encoder.json").read_text())
+    del older["first_ids"]
+    (tmp_path / "encoder.json").write_text(json.dumps(older))
+    assert Encoder.load(tmp_path / "encoder.json").first_ids == ()
+
+
+def test_a_tokenizer_whose_settings_changed_is_another_plan_s(tokenizer, corpus, tmp_path):
+    folder = folder_of(tokenizer, tmp_path / "tokenizer", "<s> $A </s>")
+    given = {"tokenizer": str(folder), "heldout_fraction": 0.3}
+    first = write_plan(str(corpus), tmp_path / "store", **given)
+    before = first.encoder.eod_id
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "</s>"}))
+    again = write_plan(str(corpus), tmp_path / "store", **given)
+    assert again.encoder.eod_id != before
 
 
 def test_it_can_be_left_out(tokenizer, corpus, tmp_path):

@@ -41,6 +41,7 @@ class Scripted(nn.Module):
     """A model that is sure of the token that it guesses from those before."""
 
     post_process = True  # it has an output layer
+    vocabulary = VOCABULARY
 
     def __init__(self, guess: Guess) -> None:
         super().__init__()

@@ -81,8 +81,20 @@ def test_only_files_that_are_downloaded_are_compared_where_others_are_listed(pub
     write_sums(model)
     (model / "original.bin").unlink()
     assert unverified(model, patterns=("*.safetensors", "*.json")) == ""
-    with pytest.raises(DamagedFileError, match=r"original\.bin cannot be read \(No such file"):
+    assert unverified(model) == ""  # another program's, which nothing here reads
+    (model / "config.json").unlink()
+    with pytest.raises(DamagedFileError, match=r"config\.json cannot be read \(No such file"):
         unverified(model)
+
+
+@pytest.mark.parametrize("listed", ["", "# by hand\n\n", "config.json"])
+def test_weights_without_a_sum_are_not_called_verified(published, tmp_path, listed):
+    model = Path(shutil.copytree(published, tmp_path / "model"))
+    write_sums(model)
+    lines = (model / SUMS).read_text().splitlines(keepends=True)
+    kept = [line for line in lines if listed and line.endswith(f"  {listed}\n")]
+    (model / SUMS).write_text("".join(kept) or listed)
+    assert "has no sum of model-00001-of-00008.safetensors, " in unverified(model)
 
 
 @pytest.mark.parametrize(

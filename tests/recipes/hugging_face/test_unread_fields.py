@@ -74,6 +74,31 @@ def test_a_field_that_is_switched_off_or_is_a_kernel_s_is_taken_without_a_word(f
     assert card_of(LLAMA | fields, "published").notes == []
 
 
+HEAD_DIM = card_of(LLAMA, "published").head_dim
+
+
+@pytest.mark.parametrize(
+    ("key", "same", "other"),
+    [
+        ("rotary_dim", HEAD_DIM, 2),
+        ("rotary_base", 10_000, 500_000),
+        ("rotary_percent", 1.0, 0.5),
+        ("position_embedding_type", "RoPE", "alibi"),
+        ("pe_type", "rotary", "alibi"),
+        ("rope_type", "default", "longrope"),
+        ("attn_type", "full", "sparse"),
+        ("is_causal", True, "prefix"),
+        ("norm_type", "rmsnorm", "layernorm"),
+        ("attention_head_dim", HEAD_DIM, 512),
+        ("use_qk_norm", False, True),
+    ],
+)
+def test_a_field_that_says_what_is_computed_anyway_is_taken(key, same, other):
+    assert card_of(LLAMA | {key: same}, "published").notes == []
+    with pytest.raises(ValueError, match=f"has {key} {other}"):
+        card_of(LLAMA | {key: other}, "published")
+
+
 def test_another_field_that_nothing_reads_is_told():
     card = card_of(LLAMA | {"unsloth_fixed": True, "time_steps": 12}, "published")
     assert card.notes == ["its config.json has unsloth_fixed, time_steps, which nothing here reads"]
