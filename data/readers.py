@@ -237,7 +237,9 @@ def _files(root: Path, left_out: tuple[str, ...] = ()) -> Iterator[Path]:
 
     for folder, folders, names in os.walk(root, onerror=refuse):
         folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and name not in left_out
+            name
+            for name in folders
+            if not name.startswith(".") and name not in ("__pycache__", *left_out)
         )
         links = [name for name in folders if Path(folder, name).is_symlink()]
         for name in sorted([*names, *links]):

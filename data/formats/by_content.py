@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The format of a file, by its content.
 
-A file with an ending of a text (`TEXT_ENDINGS`) is one text, whatever it holds: a tutorial may
-quote lines of JSON. Any other file is what its first bytes are, compressed or not: Parquet, or
-lines of JSON. Where these do not tell, as in a damaged file, its ending does.
+A file with an ending or a name of a text (`TEXT_ENDINGS`, `TEXT_NAMES`) is one text, whatever it
+holds: a tutorial may quote lines of JSON. Any other file is what its first bytes are, compressed or
+not: Parquet, or lines of JSON. Where these do not tell, as in a damaged file, its ending does.
 """
 
 import json
@@ -24,7 +24,12 @@ TEXT_ENDINGS = frozenset({
     ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".cxx", ".hh", ".hpp", ".cu", ".cuh", ".java",
     ".kt", ".scala", ".js", ".jsx", ".mjs", ".ts", ".tsx", ".go", ".rs", ".rb", ".php", ".pl",
     ".lua", ".r", ".jl", ".swift", ".cs", ".hs", ".ml", ".ex", ".erl", ".clj", ".f90", ".f",
-    ".sql", ".sh", ".bash", ".zig", ".v", ".sv", ".vhd",
+    ".sql", ".sh", ".bash", ".zig", ".v", ".sv", ".vhd", ".css", ".scss", ".vue", ".svelte",
+    ".dart", ".m", ".mm", ".proto", ".cmake", ".gradle", ".ps1", ".bat", ".tcl", ".nix", ".bib",
+    ".yaml", ".yml", ".toml", ".ini", ".cfg",
+})
+TEXT_NAMES = frozenset({
+    "readme", "license", "notice", "copying", "authors", "changelog", "makefile", "dockerfile",
 })
 # fmt: on
 
@@ -33,7 +38,8 @@ def format_of(path: Path, stated: Format | None = None) -> Format | Unusable:
     """Return the format of a file, or why it is not read; raise SourceError for a damaged one."""
     if not path.is_file():
         return _not_read("a link to a folder" if path.is_dir() else "a link to nothing")
-    if stated is not None or path.suffix.lower() in TEXT_ENDINGS:
+    is_text = path.suffix.lower() in TEXT_ENDINGS or path.name.lower() in TEXT_NAMES
+    if stated is not None or is_text:
         return stated or "text"
     return content_format(path)
 

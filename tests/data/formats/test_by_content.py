@@ -73,7 +73,7 @@ ARRAY = json.dumps([{"text": text} for text in TEXTS])
         ),
         ("a.jsonl", '{"text": "a",\n "n": 1}\n{"text": "b",\n "n": 2}\n', "JSON over several"),
         ("data.csv", "id,text\n1,words\n", "neither Parquet nor lines of JSON"),
-        ("LICENSE", "a licence", "neither Parquet"),
+        ("unnamed", "a licence", "neither Parquet"),
         ("state.arrow", "\xff\xff\xff\xff", "neither Parquet"),
     ],
 )
