@@ -331,7 +331,7 @@ DOCTOR = (
     (f"{_OOM} --layout zz", "'zz'"),
     (f"{_OOM} --layout tp3", "TP 3"),
     (f"{_OOM} --log nowhere", "nowhere"),
-    (f"{_OOM} --log .", "--log ."),
+    (f"{_OOM} --log .", "log ."),
     (f"{_OOM} --log ''", "--log"),
     (f"{_OF_CARD}", "--stage"),
     (f"{_OF_CARD} --stage 63K", "63K"),

@@ -183,4 +183,6 @@ def unreadable(place: object, error: Exception, after: str = "") -> SourceError:
             f"{place}: its zstd window is larger than 128 MiB, the most that is read; write it "
             f"again: zstd -d --long=31 -c {name} | zstd -o NEW.zst"
         )
-    return SourceError(f"{place}: damaged or unreadable{after} ({error})")
+    return SourceError(
+        f"{place}: damaged or unreadable{after} ({error}); write or download it again"
+    )

@@ -29,6 +29,13 @@ def long_documents(
         yield from _of_files(prefix, min_tokens, max_tokens)
 
 
+def with_first(
+    document: NDArray[np.int64], start: int, length: int, first: int
+) -> NDArray[np.int64]:
+    """Return `length` tokens of a document: its `first` ones, then those after `start` more."""
+    return np.concatenate((document[:first], document[first + start : start + length]))
+
+
 def documents_in_turn(
     manifest: Manifest,
     *,

@@ -23,9 +23,9 @@ from megatron.core import parallel_state
 from numpy.typing import NDArray
 
 from custom_modules.gpt.model import LongContextGPT
+from data.token_files.held_out import with_first
 from eval import pipeline
 from eval.loss.gain_parts import gain_parts
-from eval.loss.held_out import with_first
 from eval.loss.loss_by_position import windows
 from eval.measurements import ContextGain, GainPart
 from eval.rope_search.scored_loss import scored_token_losses

@@ -10,13 +10,6 @@ from data.store import Manifest
 from data.token_files.held_out import documents_in_turn
 
 
-def with_first(
-    document: NDArray[np.int64], start: int, length: int, first: int
-) -> NDArray[np.int64]:
-    """Return `length` tokens of a document: its `first` ones, then those after `start` more."""
-    return np.concatenate((document[:first], document[first + start : start + length]))
-
-
 def held_out(manifest: Manifest, least: int, documents: int) -> list[NDArray[np.int64]]:
     """Return the documents of `held_out_in_turn`."""
     return [text for _, text in held_out_in_turn(manifest, least, documents)]

@@ -21,11 +21,10 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from data.store import Manifest, SplitName, require_tokenizer
-from data.token_files.held_out import long_documents
+from data.token_files.held_out import long_documents, with_first
 from data.train_short.impactful_tokens import ImpactfulTokens, add_changes, highest
 from eval import load_model
 from eval.distributed import parallel_ranks
-from eval.loss.held_out import with_first
 from eval.loss.loss_by_position import token_losses
 from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
 

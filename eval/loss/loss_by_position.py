@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from custom_modules.gpt.model import LongContextGPT
+from data.token_files.held_out import with_first
 from eval import pipeline
-from eval.loss.held_out import with_first
 from eval.position_bands import Bands, band_edges, bands_of
 from eval.run_folder import BUCKET
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from data.token_files.held_out import with_first
 from eval.answers.tokens import inside, question_and_answer
-from eval.loss.held_out import with_first
 
 DIGITS = 7
 INSTRUCTION = "Some magic numbers are hidden in this text. Remember them, they are asked for later."

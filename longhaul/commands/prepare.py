@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data.formats.by_content import Format
+from data.formats.by_content import FORMATS, Format
 from data.preparation.skip_limit import SKIP_LIMIT
 from data.prepare import HELDOUT_FRACTION, VOCAB_SIZE
 from longhaul.pages.store_page import show_store
@@ -42,16 +42,21 @@ def prepare(
     text_key: Annotated[
         str, typer.Option(help="Field or column that holds the text; OBJECT.FIELD in an object.")
     ] = "text",
-    first_token: Annotated[
+    no_first_token: Annotated[
         bool,
         typer.Option(
-            "--first-token/--no-first-token",
-            help="Begin each document with what the tokenizer puts first, such as <s>.",
+            "--no-first-token",
+            help="Begin no document with what the tokenizer puts first, such as <s>.",
         ),
-    ] = True,
+    ] = False,
     file_format: Annotated[
         Format | None,
-        typer.Option("--format", help="Format of all files.", show_default="by their content"),
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help=f"Format of all files: {', '.join(FORMATS)}.",
+            show_default="by their content",
+        ),
     ] = None,
     skip: Annotated[
         list[str] | None,
@@ -128,7 +133,7 @@ def prepare(
         raise ValueError("--skip-limit limits what --skip-broken skips; add --skip-broken")
     if tokenizer is None:
         _require_vocabulary(out, vocab_size)
-        if not first_token:
+        if no_first_token:
             raise ValueError(
                 "--no-first-token is for the tokenizer of --tokenizer; one that is trained here "
                 "puts nothing first: leave it out"
@@ -137,7 +142,7 @@ def prepare(
     if plan_only:
         work = write_plan(
             sources, out, tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key,
-            first_token=first_token, heldout_fraction=heldout_fraction, skip_broken=skip_broken,
+            first_token=not no_first_token, heldout_fraction=heldout_fraction, skip_broken=skip_broken,
             skip_limit=skip_limit, file_format=file_format, skip=skip or (), overwrite=overwrite,
         )  # fmt: skip
         typer.echo(f"{work.count:,} parts of {work.plan.cost / 2**20:,.1f} MiB: {work.folder}")
@@ -148,7 +153,7 @@ def prepare(
         return
     manifest = write_store(
         sources, out, tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key,
-        first_token=first_token, heldout_fraction=heldout_fraction, skip_broken=skip_broken,
+        first_token=not no_first_token, heldout_fraction=heldout_fraction, skip_broken=skip_broken,
         skip_limit=skip_limit, file_format=file_format, skip=skip or (), overwrite=overwrite,
         engine=where,
     )  # fmt: skip

@@ -11,12 +11,11 @@ import pytest
 from data.preparation import task
 from data.prepare import prepare, write_plan
 from data.store import Manifest, StoreError, require_rows, require_tokenizer, tokenizer_marker
-from data.token_files.held_out import long_documents
+from data.token_files.held_out import long_documents, with_first
 from data.tokenization.encoder import Encoder
 from data.tokenization.tokenizer import first_token_notes, load
 from eval.answers.passkey import prompts
 from eval.answers.tokens import text_encoder
-from eval.loss.held_out import with_first
 from eval.loss.loss_by_position import windows
 from eval.rope_search.scored_text import needle_texts, texts_past
 from eval.ruler.tokens import Tokens

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -34,7 +33,7 @@ BASES = {
     "container": {"container": {"image": "/x.sqsh"}},
     "python": {"python": "/venv"},
 }
-STAND_IN = """#!{python}
+STAND_IN = """#!/usr/bin/env python3
 import json, os, sys
 with open("words", "a") as words:
     print(json.dumps([sys.argv[1:], dict(os.environ)]), file=words)
@@ -90,7 +89,7 @@ def words(file: dict[str, Any], folder: Path) -> list[Any]:
     job = Job("stage", run.Partial(subprocess.getoutput, "true"), made)
     script = scripts("ladder", [job], folder)["stage"]
     program = folder / "srun"
-    program.write_text(STAND_IN.format(python=sys.executable))
+    program.write_text(STAND_IN)
     program.chmod(0o755)
     path = f"{folder}:{os.environ['PATH']}"
     subprocess.run(

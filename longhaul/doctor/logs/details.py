@@ -40,7 +40,7 @@ _OF_SLURM = ("job", "node", "at")
 _OF_KIND = {
     "timeout": _OF_A_COLLECTIVE,
     "stuck": ("group", "elapsed"),
-    "remote": ("node", "timeout"),
+    "peer": ("node", "timeout"),
     "network": ("node",),
     "not_finite": ("iteration", "node"),
     "disk": ("file",),

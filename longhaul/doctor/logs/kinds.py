@@ -321,7 +321,7 @@ KINDS = (
         depth=2,
     ),
     _kind(
-        "remote", "another rank ended or cannot be reached",
+        "peer", "another rank ended or cannot be reached",
         "ncclremoteerror remoteprocess remotepeer connectionclosed connectionreset socket "
         "tcpstore brokenpipe clientsjoined waittimeout connectionrefused "
         "storebasedbarrier connecttimeout recvvalue sendbytes diststoreerror networkerror "

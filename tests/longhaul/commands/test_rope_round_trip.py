@@ -64,7 +64,7 @@ def _trainer(made, rope: RopeScaling) -> SimpleNamespace:
         pattern=None,
         vocab_size=made.model.config.vocab_size,
     )
-    tokenizer = SimpleNamespace(fingerprint="of a tokenizer")
+    tokenizer = SimpleNamespace(fingerprint="of a tokenizer", eod_id=0)
     return SimpleNamespace(
         max_steps=1,
         strategy=SimpleNamespace(megatron_parallel=Rotation(rope, TINY.head_dim)),

@@ -74,10 +74,10 @@ LINES = (
     ("stuck", STUCK),
     ("stuck", "[F620 PG.cpp:1536] [PG ID 0 PG GUID 0(default_pg) Rank 0] Terminating the process "
      "after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang."),
-    ("remote", REMOTE),
-    ("remote", "n1:2314:2410 [0] misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by "
+    ("peer", REMOTE),
+    ("peer", "n1:2314:2410 [0] misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by "
      "remote peer n2.local<40932>"),
-    ("remote", "[E socket.cpp:922] [c10d] The client socket has timed out after 60s while trying "
+    ("peer", "[E socket.cpp:922] [c10d] The client socket has timed out after 60s while trying "
      "to connect to (n1, 29500)."),
     ("network", "n1:2314:2500 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from "
      "peer 10.0.0.7<4242> with status=12 opcode=0 len=0 vendor err 129 (Recv)"),
@@ -228,7 +228,7 @@ def test_the_cause_is_first_and_what_follows_from_it_is_said_as_that(answer, tmp
     ("lines", "kinds", "relation"),
     [
         ([NAN.format("nan", "nan", 0), OOM], ["not_finite", "device"], "apart from it"),
-        ([NAN.format("nan", "nan", 0), REMOTE], ["not_finite", "remote"], "may follow from it"),
+        ([NAN.format("nan", "nan", 0), REMOTE], ["not_finite", "peer"], "may follow from it"),
         ([WATCHDOG, TIME_LIMIT], ["timeout", "time_limit"], "follows from it"),
         ([TIME_LIMIT, WATCHDOG], ["time_limit", "timeout"], "follows from it"),
         (["NVRM: Xid (PCI:0000:0e:00): 48, pid=9, name=python, DBE",
