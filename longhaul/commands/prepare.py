@@ -142,8 +142,9 @@ def prepare(
     if plan_only:
         work = write_plan(
             sources, out, tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key,
-            first_token=not no_first_token, heldout_fraction=heldout_fraction, skip_broken=skip_broken,
-            skip_limit=skip_limit, file_format=file_format, skip=skip or (), overwrite=overwrite,
+            first_token=not no_first_token, heldout_fraction=heldout_fraction,
+            skip_broken=skip_broken, skip_limit=skip_limit, file_format=file_format,
+            skip=skip or (), overwrite=overwrite,
         )  # fmt: skip
         typer.echo(f"{work.count:,} parts of {work.plan.cost / 2**20:,.1f} MiB: {work.folder}")
         command = ["longhaul", "prepare", "--plan", work.folder]

@@ -151,6 +151,7 @@ def test_a_kind_gives_the_losses_of_one_rank_at_each_step(on_4_ranks, one_rank, 
     assert on_4_ranks[layout] == pytest.approx(one_rank[layout[3]], rel=1e-4)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("layout", ON_8_RANKS, ids=described)
 def test_a_hybrid_over_tensor_ranks_gives_the_losses_of_one_rank(on_8_ranks, one_rank, layout):
     assert on_8_ranks[layout] == pytest.approx(one_rank[layout[3]], rel=1e-4)

@@ -38,12 +38,11 @@ MEASURED = {
         "TP 2; none; loss tiled",
         "PP 2 x 2; none",
     ),
-    4: ("hybrid 2 x 2, 2 heads; kept; tiled; away",),
 }
 FURTHER = {
     1: ("none", "uniform 2", "block 2"),
     2: ("TP 2; full; tiled", "PP 2; none"),
-    4: ("ring 4; kept; tiled",),
+    4: ("hybrid 2 x 2, 2 heads; kept; tiled; away", "ring 4; kept; tiled"),
 }
 NORMED = ("ulysses 2; none; loss tiled", "ring 2; none; loss tiled")
 WINDOWED = ("full every 2, none",)

@@ -219,6 +219,7 @@ def test_a_shut_gate_ends_the_chain_and_says_why(slurm, whole, store, tmp_path, 
     assert (judged["open"], judged["judgements"][0]["measured"]) == (False, score)
 
 
+@pytest.mark.nightly
 def test_a_stage_outlives_its_time_limit_and_a_lost_node(slurm, whole, store, tmp_path):
     chain = Chain(slurm, tmp_path, steps=ENDLESS, store=store)
     number = chain.number(FIRST)

@@ -82,7 +82,7 @@ def searched(trained, tmp_path_factory) -> tuple[Path, subprocess.CompletedProce
     out = folder / "found.json"
     done = search(
         folder, "--run", trained, "--stage", STAGE, "--target", TARGET, "--out", out,
-        "--population", 16, "--iterations", 4, "--documents", 2, "--needles", NEEDLES,
+        "--population", 8, "--iterations", 4, "--documents", 2, "--needles", NEEDLES,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return out, done
