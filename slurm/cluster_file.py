@@ -127,9 +127,9 @@ Image = Annotated[
 MountText = Annotated[
     Text,
     _matching(
-        r"([./][^\s,:$`\"\\]*|tmpfs|umount)(:[./][^\s,:$`\"\\]*(:[\w+=-]+)?)?",
-        "write SRC, SRC:DST or SRC:DST:FLAGS with paths in full: pyxis has no variables, ~, blanks "
-        "or commas in them, and lets a shell read them on the node",
+        r"([./][^\s,:$`'\"\\]*|tmpfs|umount)(:[./][^\s,:$`'\"\\]*(:[\w+=-]+)?)?",
+        "write SRC, SRC:DST or SRC:DST:FLAGS with paths in full: pyxis has no variables, ~, "
+        "blanks, quotes or commas in them, and lets a shell read them on the node",
     ),
 ]
 Unquoted = Annotated[

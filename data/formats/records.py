@@ -23,7 +23,9 @@ DEEPEST = 4
 SHOWN = 8
 """Fields that a message names."""
 
-SkipReason = Literal["broken", "undecodable", "empty", "other_ending", "not_read", "too_large"]
+SkipReason = Literal[
+    "broken", "undecodable", "empty", "other_ending", "not_read", "left_out", "too_large"
+]
 
 LEFT_OUT: dict[str, str] = {
     "broken": "broken",
@@ -31,6 +33,7 @@ LEFT_OUT: dict[str, str] = {
     "empty": "empty",
     "other_ending": "with an ending that is not known",
     "not_read": "of a format that is not read",
+    "left_out": "left out by --skip",
     "too_large": "too large",
 }
 """Each reason as words in a message."""

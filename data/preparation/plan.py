@@ -216,7 +216,7 @@ def _pieces(
     unread, is_first_text = [], stated is None
     for path in source_files(source):
         if _is_left_out(path, Path(source), skip):
-            skipped["not_read"] += 1
+            skipped["left_out"] += 1
             continue
         kind = format_of(path, stated)
         if isinstance(kind, Unusable):
@@ -230,12 +230,19 @@ def _pieces(
         yield _file(path, kind)
     if unread:
         raise not_read(unread)
+    if skip and not skipped["left_out"]:
+        raise SourceError(
+            f"--skip {' '.join(skip)} is of no file of {source}; name files, or paths below the "
+            "source, as in '*.png' or 'images/*'"
+        )
 
 
 def _is_left_out(path: Path, root: Path, skip: Sequence[str]) -> bool:
     """Return whether a pattern is of a file's name or of its path below the source."""
     names = (path.name.lower(), path.relative_to(root).as_posix().lower())
-    return any(fnmatch(name, pattern.lower()) for pattern in skip for name in names)
+    wanted = [pattern.lower().removeprefix("./").rstrip("/") for pattern in skip]
+    patterns = [*wanted, *(f"{pattern}/*" for pattern in wanted)]
+    return any(fnmatch(name, pattern) for pattern in patterns for name in names)
 
 
 def _holds_json_lines(path: Path) -> bool:

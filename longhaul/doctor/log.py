@@ -50,9 +50,10 @@ def describe(
         yield "the log is empty; is it the log of the rank that failed first?"
     elif not log.faults:
         yield from _unknown(log)
+    several = len({fault.log for fault in log.faults}) > 1
     for fault in log.faults:
         relation = fault.relation(log.faults[0])
-        place = f"{fault.log}: " if fault.log != log.faults[0].log else ""
+        place = f"{fault.log}: " if several else ""
         times = f", {fault.count:,} times" if fault.count > 1 else ""
         yield (
             f"{relation}{': ' if relation else ''}{place}line {fault.number:,}{_by(fault)}{times}: "

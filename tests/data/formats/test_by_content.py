@@ -127,8 +127,18 @@ def test_no_part_of_a_corpus_is_left_out_without_a_word(corpus, texts):
         assert words in str(refused.value)
     assert not (corpus.parent / "store").exists()
     manifest = made(corpus, "store", skip=["*.png", "linked", "moved.*"])
-    assert manifest.skipped == {"not_read": 3}
+    assert manifest.skipped == {"left_out": 3}
     assert manifest.train.documents + manifest.heldout.documents == len(texts) + 1
+
+
+@pytest.mark.parametrize("skip", ["sub", "sub/", "./sub/*", "SUB/*.TXT", "a.txt"])
+def test_files_are_left_out_by_name_or_by_their_path(corpus, texts, skip):
+    (corpus / "sub").mkdir()
+    (corpus / "sub" / "a.txt").write_text("another text")
+    manifest = made(corpus, "store", skip=[skip])
+    assert manifest.skipped == {"left_out": 1}
+    with pytest.raises(SourceError, match=r"--skip nothing is of no file of .*; name files, or"):
+        made(corpus, "other", skip=["nothing"])
 
 
 def test_a_stated_format_is_that_of_all_files(corpus, texts, capsys):

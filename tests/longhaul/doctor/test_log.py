@@ -279,7 +279,7 @@ def test_of_several_logs_the_cause_is_found_in_the_other_rank_s(answer, tmp_path
     first.write_text(f"{REMOTE}\n")
     second.write_text(f"starting\n{OOM}\n")
     said = answer("doctor", "log", first, second).out
-    assert said.startswith("line 2: GPU memory ran out")
+    assert said.startswith(f"{second}: line 2: GPU memory ran out")
     assert f"follows from it: {first}: line 1: another rank ended" in said
 
 
