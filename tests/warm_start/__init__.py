@@ -4,6 +4,7 @@
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,10 @@ MODULES = (
     "megatron.core.dist_checkpointing.strategies.torch", "transformers",
 )  # fmt: skip
 """What the server imports: libraries whose import takes a rank 10 to 20 seconds of CPU."""
+
+
+WAIT_SECONDS = 20.0
+"""Longest that processes which end with their worker are waited for."""
 
 
 def set_up() -> None:
@@ -50,10 +55,14 @@ def tear_down() -> None:
 def computed() -> list[tuple[str, float]]:
     """Return tests with the CPU seconds of a process that was forked for them and has ended.
 
-    The server's own imports stand under the name of its file.
+    Those that end with their worker, such as servers of ranks, are waited for. The server's own
+    imports stand under the name of its file.
     """
+    folder, end = Path(os.environ.get(FOLDER, "/nonexistent")), time.monotonic() + WAIT_SECONDS
+    while any(folder.glob("*.forked")) and time.monotonic() < end:
+        time.sleep(0.05)
     try:
-        lines = Path(os.environ.get(FOLDER, "/nonexistent"), "cpu").read_text().splitlines()
+        lines = (folder / "cpu").read_text().splitlines()
     except OSError:  # no test needed the server
         return []
     return [(test, float(seconds)) for seconds, _, test in (line.partition(" ") for line in lines)]

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -329,3 +330,19 @@ def test_a_signal_that_comes_at_once_is_not_lost(rank, slow_server, number, vari
     started.send_signal(number)
     started.communicate(timeout=60)
     assert started.returncode == -number
+
+
+def test_what_ends_with_its_worker_is_counted(tmp_path, monkeypatch):
+    (tmp_path / "12.forked").write_text("13")
+
+    def end() -> None:
+        (tmp_path / "cpu").write_text("7.50 tests/a.py::one (call)\n")
+        (tmp_path / "12.forked").unlink()
+
+    monkeypatch.setenv(warm_start.FOLDER, str(tmp_path))
+    later = threading.Timer(0.3, end)
+    later.start()
+    assert warm_start.computed() == [("tests/a.py::one (call)", 7.5)]
+    monkeypatch.setattr(warm_start, "WAIT_SECONDS", 0.1)
+    (tmp_path / "14.forked").write_text("15")  # one that does not end
+    assert warm_start.computed() == [("tests/a.py::one (call)", 7.5)]

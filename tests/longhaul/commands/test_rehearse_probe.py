@@ -70,6 +70,7 @@ def probe(base, small_store, answer):
     return run
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_base_is_measured_trained_a_little_and_measured_again(probe, small_store, tmp_path):
     small = ("--stage", LENGTH, "--device", "cpu", "--ranks", 1, "--tokens", 8192, "--documents", 2)
