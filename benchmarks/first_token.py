@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to read without the first token that a model was trained with, on CPU.
+"""Loss of a model that reads without the first token it was trained with, on CPU.
 
     python -m benchmarks.first_token --work FOLDER
 

@@ -18,6 +18,8 @@ TOKENIZER_FILES = (
 
 They are needed before anything is downloaded; a test compares them with what transformers reads.
 """
+LOADED_FROM = ("config.json", *TOKENIZER_FILES)
+"""Patterns of all files that a tokenizer is loaded from."""
 _NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 OF_THE_HUB = "hf:"
 """Prefix of a name on the hub, where a shipped name or a folder is accepted as well."""
@@ -25,6 +27,12 @@ OF_THE_HUB = "hf:"
 
 class HubError(ValueError):
     """A name that is neither a folder nor an accessible model; the message says what to do."""
+
+
+def matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    """Return the files of a folder that one of the patterns names, sorted."""
+    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return sorted(found)
 
 
 def local_folder(name: str, patterns: Sequence[str], revision: str | None = None) -> Path:

@@ -24,7 +24,7 @@ from data.files.sha256 import sha256_of
 from data.files.whole import missing_folders, name_place, remove_empty, write_text
 from data.files.writable import require_folder
 from data.formats.by_content import Format
-from data.hub import TOKENIZER_FILES
+from data.hub import LOADED_FROM, matching
 from data.preparation.engine import Engine, connected, run_engine
 from data.preparation.named_sources import named_sources
 from data.preparation.plan import Plan, Settings, plan_of
@@ -265,11 +265,9 @@ def _tokenizer_facts(name: str | None, vocab_size: int) -> dict[str, Any]:
     if name is None:
         return {"train": vocab_size}
     folder = Path(tokenizer_named(name))
-    patterns = ("config.json", *TOKENIZER_FILES)
-    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    files = sorted(found)
-    sums = [f"{sha256}  {path.name}" for path, sha256 in zip(files, sha256_of(files), strict=True)]
-    return {"load": name, "files": sums}
+    files = matching(folder, LOADED_FROM)
+    names = (path.relative_to(folder).as_posix() for path in files)
+    return {"load": name, "files": dict(zip(names, sha256_of(files), strict=True))}
 
 
 def _tokenizer(

@@ -57,7 +57,7 @@ HUB_PREFIX = "hf:"
 LOOKED_AT = 100
 """Records that are looked at for the field of the text after a first one without it."""
 SHOWN, MOST_KINDS = 5, 20
-"""Files that are not read, of which a message names the reason."""
+"""Files that are not read: those that a message names with the reason, and kinds for --skip."""
 MAX_DOCUMENT_BYTES = 256 * 2**20
 """Cap on a document that `documents` yields as a whole."""
 

@@ -82,7 +82,7 @@ class Encoder:
         yield from self._encode(batch)
 
     def count(self, text: str) -> int:
-        """Return the tokens of a text."""
+        """Return the tokens of a text, without those at the ends of a document."""
         return int(self.encode_documents([text])[0].size)
 
     def _facts(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from data.hub import TOKENIZER_FILES, HubError, local_folder
+from data.hub import LOADED_FROM, HubError, local_folder
 from data.progress import quiet_imports
 from data.store import (
     TOKENIZER_FILE,
@@ -54,10 +54,6 @@ class DocumentTokenizer(Encoder):
 
     name: str
     hugging_face: "PreTrainedTokenizerFast"
-
-    def count(self, text: str) -> int:
-        """Return the number of tokens of a text, without the one that ends a document."""
-        return int(self.encode_documents([text])[0].size)
 
     def save(self, folder: Path) -> TokenizerFacts:
         """Write a folder for `AutoTokenizer.from_pretrained`; return what a store says of it."""
@@ -118,7 +114,7 @@ def load(name_or_path: str) -> DocumentTokenizer:
     """
     name_or_path = tokenizer_named(name_or_path)
     try:
-        folder = local_folder(name_or_path, ("config.json", *TOKENIZER_FILES))
+        folder = local_folder(name_or_path, LOADED_FROM)
     except HubError as error:
         raise TokenizerError(f"the tokenizer cannot be loaded: {error}") from error
     with quiet_imports():

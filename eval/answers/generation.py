@@ -87,21 +87,22 @@ def next_tokens(
     begin the next sequence.
 
     Raises:
-        ValueError: if these are not tokens of the sequence, or the model's logits are not finite.
+        ValueError: if these are not tokens of the sequence, if the model has no row for one of it,
+            or if the model's logits are not finite.
     """
     if not 0 <= start <= stop <= len(tokens):
         raise ValueError(
             f"the sequence has {len(tokens):,} tokens; give it a prompt that is not empty"
         )
-    if (largest := max(tokens)) >= model.vocabulary:
-        raise ValueError(
-            f"a prompt has the token {largest:,}, a special one, and the model has "
-            f"{model.vocabulary:,} rows; take a prompt without a chat template"
-        )
     device = torch.device("cuda", torch.cuda.current_device())
     length = padded_length(len(tokens))
     sequence = torch.zeros(1, length, dtype=torch.int64)
     sequence[0, : len(tokens)] = torch.as_tensor(tokens)
+    if (largest := int(sequence.max())) >= model.vocabulary:
+        raise ValueError(
+            f"a prompt has the token {largest:,}, a special one, and the model has "
+            f"{model.vocabulary:,} rows; take a prompt without a chat template"
+        )
     sequence = sequence.to(device)
     shard = get_batch_on_this_cp_rank(
         {

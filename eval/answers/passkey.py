@@ -54,8 +54,8 @@ def prompts(
     """Return prompts of exactly `length` tokens with the needle at `depth` (0 first, 1 last).
 
     `text` is a document of at least `length` tokens, of which the `first` are not of the text and
-    begin the prompt too. Raises ValueError if the needle and the
-    question alone are longer than `length`.
+    begin the prompt too. Raises ValueError if the needle and the question alone are longer than
+    `length`.
     """
     numbers = random.Random(f"{seed} {length} {depth}")
     made = []

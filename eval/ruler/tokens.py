@@ -8,7 +8,6 @@ prompt that a chat template wrote is encoded as the template means it, special t
 
 from collections.abc import Sequence
 
-from data.tokenization.encoder import first_ids
 from data.tokenization.tokenizer import DocumentTokenizer
 
 TAIL = 48
@@ -21,7 +20,7 @@ class Tokens:
     def __init__(self, tokenizer: DocumentTokenizer) -> None:
         """Take the special tokens that come before a text."""
         self.tokenizer = tokenizer
-        self.first = first_ids(tokenizer.backend)
+        self.first = tokenizer.first_ids
         self._counts: dict[str, int] = {}
 
     def of_prompts(self, prompts: Sequence[str]) -> list[int]:

@@ -166,7 +166,7 @@ def pretrain(
         _require_places(row, context.args, out, store)
         require_profile_of([row], run_of(row.card, row.ladder, out), profile, context.args)
     with loading("NeMo and Megatron-Core"):
-        from longhaul.jobs import records, stage_checks, training
+        from longhaul.jobs import local_chain, records, stage_checks, training
         from longhaul.run_folder.places import require_places, require_room
         from longhaul.run_folder.undamaged import require_undamaged
         from recipes.resolved import overrides, read, yaml_file
@@ -207,9 +207,7 @@ def pretrain(
             if key in missing:
                 raise ValueError(missing[key])
         if "data.store" not in missing:
-            manifest = stage_checks.require_inputs(resolved)
-            for words in stage_checks.store_notes(resolved, manifest):
-                note(words)
+            local_chain.require_store([resolved], evaluated=False, packed=False)
         typer.echo(yaml_file.dump(recipe))
         for words in (stage_checks.summary(resolved), *standing, *missing.values()):
             typer.echo(f"# {words}")
@@ -226,12 +224,9 @@ def pretrain(
         raise ValueError(several)
     job = training.training_job(resolved)
     stage_checks.require_device(resolved)
-    manifest = stage_checks.require_inputs(resolved)
-    for words in stage_checks.store_notes(resolved, manifest):
-        note(words)
+    local_chain.require_store([resolved], evaluated=False)
     for words in standing:
         note(f"note: {words}")
-    stage_checks.pack(resolved, manifest)
     stage_checks.require_start(resolved)
     stage_checks.require_same(resolved)
     if row is not None:

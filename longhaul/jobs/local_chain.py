@@ -10,6 +10,7 @@ from pathlib import Path
 import nemo_run
 import torch
 
+from data.tokenization.tokenizer import first_token_notes
 from eval.run_folder import evaluation_path, write_json
 from longhaul.jobs import evaluation, records, stage_checks, training
 from longhaul.jobs.evaluation import evaluation_job
@@ -109,10 +110,12 @@ def require_store(
     """
     for stage in stages:
         manifest = stage_checks.require_inputs(stage)
-        for words in stage_checks.store_notes(stage, manifest):
+        for words in stage_checks.mix_notes(stage, manifest):
             note(words)
         if packed:
             stage_checks.pack(stage, manifest)
+    for words in first_token_notes(manifest):
+        note(words)
     if evaluated:
         require_heldout(manifest, longest(stages))
 

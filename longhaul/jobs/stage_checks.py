@@ -22,7 +22,6 @@ from data.mixture.groups import applies, groups, needs, often_repeated, without_
 from data.mixture.stage_rows import StageRows, for_store, mix_of
 from data.store import ONLY_SOURCE, Manifest, require_rows, require_tokenizer
 from data.token_files.megatron_index import read_index
-from data.tokenization.tokenizer import first_token_notes
 from eval.run_folder import BrokenResultError, StageRecord, stage_at
 from longhaul.jobs.ladder_run import require_gpus
 from recipes.checkpoints.files import HUGGING_FACE
@@ -112,12 +111,11 @@ def require_inputs(stage: ResolvedStage) -> Manifest:
     return manifest
 
 
-def store_notes(stage: ResolvedStage, manifest: Manifest) -> Iterator[str]:
-    """Yield what the user should know of a stage on a store, as a note or a warning.
+def mix_notes(stage: ResolvedStage, manifest: Manifest) -> Iterator[str]:
+    """Yield what the user should know of a stage's mix on a store, as a note or a warning.
 
     Raises MixError, a ValueError, for a mix that the store cannot have.
     """
-    yield from first_token_notes(manifest)
     data = stage.recipe.data
     mix = _mix(stage, manifest)
     if mix is None:

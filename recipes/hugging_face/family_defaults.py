@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a config.json means that leaves fields out, by family, as in transformers 4.57."""
+"""Values of fields that a config.json leaves out, by family, as in transformers 4.57."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

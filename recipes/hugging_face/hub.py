@@ -10,7 +10,7 @@ from recipes.hugging_face.side_files import SIDE_FILES
 
 _WEIGHTS = (INDEX, "model*.safetensors")
 FETCHED = (*SIDE_FILES, *_WEIGHTS)
-"""Patterns of the files that are downloaded, beside their sums."""
+"""Patterns of the files that are downloaded; their sums are too."""
 
 
 def local_folder(name: str, revision: str | None, *, weights: bool) -> Path:

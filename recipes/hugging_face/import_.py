@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from data.files.appearing import appearing
-from data.hub import TOKENIZER_FILES
+from data.hub import TOKENIZER_FILES, matching
 from data.store import TokenizerFacts, tokenizer_marker
 from data.tokenization import tokenizer
 from recipes.checkpoints.files import FILES, HUGGING_FACE, described, for_marker
@@ -71,7 +71,7 @@ def write_checkpoint(
     records `origin`, the name on the hub or the folder, by default `source`. Raises ValueError if
     `source` has no usable tokenizer.
     """
-    if not any(next(source.glob(pattern), None) for pattern in TOKENIZER_FILES):
+    if not matching(source, TOKENIZER_FILES):
         raise ValueError(
             f"{source} has no tokenizer: no tokenizer.json, tokenizer.model or vocab.json is "
             "there; put the files of the model's tokenizer next to its weights"

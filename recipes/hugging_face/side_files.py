@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from data.hub import TOKENIZER_FILES
+from data.hub import LOADED_FROM, matching
 
-SIDE_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+SIDE_FILES = ("generation_config.json", *LOADED_FROM)
 """Patterns of the files that an import keeps and an export returns unchanged."""
 
 TOKENIZER = "tokenizer.json"
@@ -21,12 +21,10 @@ UNLIMITED = 10**18
 
 def copy_side_files(source: Path, to: Path) -> None:
     """Copy the side files into a folder, which is created, with the folders that they are in."""
-    for pattern in SIDE_FILES:
-        for file in sorted(source.glob(pattern)):
-            if file.is_file():
-                copy = to / file.relative_to(source)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, copy)
+    for file in matching(source, SIDE_FILES):
+        copy = to / file.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
 
 
 def raise_model_max_length(folder: Path, length: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tokenizer puts before a text begins documents, windows and prompts."""
+"""Documents, windows and prompts begin with the tokens that a tokenizer puts first."""
 
 import json
 from dataclasses import replace

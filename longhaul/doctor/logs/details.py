@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the sentence of a fault states: rank, group, collective, iteration, job, file."""
+"""Facts in the sentence of a fault: rank, group, collective, iteration, job, file."""
 
 import re
 

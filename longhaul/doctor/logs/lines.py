@@ -47,9 +47,7 @@ _PREFIX = re.compile(
     r"|[A-Za-z][\w.-]*\d[\w.-]*:(?=\s)"
     r")"
 )
-"""What torchrun, mpirun, srun, nemo-run, Ray, syslog, dmesg, a container or pdsh puts first."""
-
-
+"""A prefix of torchrun, mpirun, srun, nemo-run, Ray, syslog, dmesg, a container or pdsh."""
 _BEGINS = re.compile(
     r"\[[EWIF]\d|Traceback|File \"|(?:\w+\.)*[A-Z]\w+(?:Error|Exception): |srun:|slurmstepd:"
     r"|iteration |step \d"
