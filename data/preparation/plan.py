@@ -163,10 +163,12 @@ def plan_of(
         file_format: of all files; None: that of each by its content.
         skip: patterns of the files that are left out, such as `*.png` or `images/*`.
     """
-    planned, shards = [], []
+    planned, shards, left_out = [], [], 0
+    patterns = _patterns(skip)
     for name, source in sources:
         skipped = Counter[str]()
-        pieces = list(_pieces(source, file_format, skip, skipped))
+        pieces = list(_pieces(source, file_format, patterns, skipped))
+        left_out += skipped["left_out"]
         least = MADE_BYTES if kind_of(source) == "synthetic" else SHARD_BYTES
         limit = max(least, sum(piece.cost for piece in pieces) // MOST_SHARDS)
         shards += [
@@ -176,6 +178,12 @@ def plan_of(
         kind = kind_of(source)
         planned.append(
             PlannedSource(name=name, origin=_origin(source), kind=kind, skipped=dict(skipped))
+        )
+    if skip and not left_out:
+        of = ", ".join(source_name(source) for _, source in sources)
+        raise SourceError(
+            f"--skip {' '.join(skip)} is of no file of {of}; name files, or paths below the "
+            "source, as in '*.png' or 'images/*'"
         )
     return Plan(
         settings=settings, tokenizer=tokenizer, sources=tuple(planned), shards=tuple(shards)
@@ -190,7 +198,7 @@ def _origin(source: str | None) -> str:
 
 
 def _pieces(
-    source: str | None, stated: Format | None, skip: Sequence[str], skipped: Counter[str]
+    source: str | None, stated: Format | None, patterns: Sequence[str], skipped: Counter[str]
 ) -> Iterator[Piece]:
     """Yield a source as whole files or repositories, or as the one piece it is."""
     if source is not None and kind_of(source) == "synthetic":
@@ -215,7 +223,7 @@ def _pieces(
         return
     unread, is_first_text = [], stated is None
     for path in source_files(source):
-        if _is_left_out(path, Path(source), skip):
+        if _is_left_out(path, Path(source), patterns):
             skipped["left_out"] += 1
             continue
         kind = format_of(path, stated)
@@ -230,18 +238,17 @@ def _pieces(
         yield _file(path, kind)
     if unread:
         raise not_read(unread)
-    if skip and not skipped["left_out"]:
-        raise SourceError(
-            f"--skip {' '.join(skip)} is of no file of {source}; name files, or paths below the "
-            "source, as in '*.png' or 'images/*'"
-        )
 
 
-def _is_left_out(path: Path, root: Path, skip: Sequence[str]) -> bool:
+def _patterns(skip: Sequence[str]) -> list[str]:
+    """Return patterns in lower case: of files as they are stated, and of what a folder holds."""
+    stated = [pattern.lower().removeprefix("./").rstrip("/") for pattern in skip]
+    return [*stated, *(f"{pattern}/*" for pattern in stated)]
+
+
+def _is_left_out(path: Path, root: Path, patterns: Sequence[str]) -> bool:
     """Return whether a pattern is of a file's name or of its path below the source."""
     names = (path.name.lower(), path.relative_to(root).as_posix().lower())
-    wanted = [pattern.lower().removeprefix("./").rstrip("/") for pattern in skip]
-    patterns = [*wanted, *(f"{pattern}/*" for pattern in wanted)]
     return any(fnmatch(name, pattern) for pattern in patterns for name in names)
 
 

@@ -8,11 +8,12 @@ others mostly have none: they are taken as they are, which is noted.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
 from data.files.sha256 import sha256_of
+from data.hub import matching
 from recipes.checkpoints.files import DamagedFileError, Reading, SavedFile
 
 SUMS = "SHA256SUMS"
@@ -21,9 +22,10 @@ _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 
 def write_sums(folder: Path) -> None:
     """Write the sums of all files of a folder, after which none of them may change."""
-    files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != SUMS)
-    lines = zip(sha256_of(files), files, strict=True)
-    text = "".join(f"{sha256}  {file.name}\n" for sha256, file in lines)
+    files = [file for file in matching(folder, ("**/*",)) if file != folder / SUMS]
+    names = (file.relative_to(folder).as_posix() for file in files)
+    lines = zip(sha256_of(files), names, strict=True)
+    text = "".join(f"{sha256}  {name}\n" for sha256, name in lines)
     (folder / SUMS).write_text(text, encoding="utf-8")
 
 
@@ -37,24 +39,27 @@ def unverified(folder: Path, *, verify: bool = True, patterns: Sequence[str] = (
         return f"{folder} is not verified, as --no-verify asks"
     if not (folder / SUMS).is_file():
         return f"{folder} has no {SUMS}, so its files are not verified"
-    for sentence in damages(folder, patterns):
-        raise DamagedFileError(sentence)
     listed = _stated(folder / SUMS)
-    if bare := sorted(
-        file.name for file in folder.glob("*.safetensors") if file.name not in listed
-    ):
+    for sentence in _damaged(folder, listed, patterns):
+        raise DamagedFileError(sentence)
+    weights = matching(folder, ("*.safetensors",))
+    if bare := [file.name for file in weights if file.name not in listed]:
         return f"{folder / SUMS} has no sum of {', '.join(bare[:3])}, which is not verified"
     return ""
 
 
-def damages(folder: Path, patterns: Sequence[str] = ("*",)) -> list[str]:
+def damages(folder: Path) -> list[str]:
     """Return a sentence for each file of a folder that differs from its sum.
 
     Raises ValueError for sums that cannot be read.
     """
+    return _damaged(folder, _stated(folder / SUMS), ("*",))
+
+
+def _damaged(folder: Path, listed: Mapping[str, str], patterns: Sequence[str]) -> list[str]:
     files = {
         name: SavedFile(0, sha256)
-        for name, sha256 in _stated(folder / SUMS).items()
+        for name, sha256 in listed.items()
         if any(fnmatch(name, pattern) for pattern in patterns) and _is_read(folder / name)
     }
     with Reading(folder, files) as reading:

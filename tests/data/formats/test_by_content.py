@@ -12,6 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from data.formats.by_content import format_of
+from data.preparation.plan import Settings, plan_of
 from data.prepare import prepare
 from data.readers import SourceError, documents
 
@@ -139,6 +140,16 @@ def test_files_are_left_out_by_name_or_by_their_path(corpus, texts, skip):
     assert manifest.skipped == {"left_out": 1}
     with pytest.raises(SourceError, match=r"--skip nothing is of no file of .*; name files, or"):
         made(corpus, "other", skip=["nothing"])
+
+
+def test_a_pattern_may_be_of_one_source_of_several(corpus, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "a.txt").write_text("another text")
+    (other / "image.png").write_bytes(b"\x89PNG")
+    sources = [("one", str(corpus)), ("two", str(other))]
+    planned = plan_of(sources, Settings("text", 0.3, 0), {}, skip=["*.png"])
+    assert [source.skipped for source in planned.sources] == [{}, {"left_out": 1}]
 
 
 def test_a_stated_format_is_that_of_all_files(corpus, texts, capsys):

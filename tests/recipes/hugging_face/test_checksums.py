@@ -87,6 +87,19 @@ def test_only_files_that_are_downloaded_are_compared_where_others_are_listed(pub
         unverified(model)
 
 
+def test_files_in_folders_have_sums_too(published, tmp_path):
+    model = Path(shutil.copytree(published, tmp_path / "model"))
+    template = model / "additional_chat_templates" / "tool_use.jinja"
+    template.parent.mkdir()
+    template.write_text("{{ messages }}")
+    write_sums(model)
+    assert "  additional_chat_templates/tool_use.jinja\n" in (model / SUMS).read_text()
+    assert damages(model) == []
+    template.write_text("{{ others }}")
+    [damage] = damages(model)
+    assert "tool_use.jinja" in damage
+
+
 @pytest.mark.parametrize("listed", ["", "# by hand\n\n", "config.json"])
 def test_weights_without_a_sum_are_not_called_verified(published, tmp_path, listed):
     model = Path(shutil.copytree(published, tmp_path / "model"))
