@@ -44,13 +44,15 @@ class Server:
 
     def start(self, function: Callable[..., None], *args: Any) -> mp.Process:
         process = mp.get_context("forkserver").Process(target=function, args=args)
+        # The server imports by PYTHONPATH, whatever folder it is started in, and a rank by sys.path.
+        searched = os.pathsep.join(filter(None, [str(TREE), os.environ.get("PYTHONPATH")]))
         with (
             # multiprocessing knows one server, whose modules are those of the first call.
             mock.patch.object(
                 forkserver, "connect_to_new_process", self._server.connect_to_new_process
             ),
-            mock.patch.dict(os.environ, OMP_NUM_THREADS="1"),
-            mock.patch.object(sys, "path", [str(TREE), *sys.path]),  # a spawned rank inherits it
+            mock.patch.dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=searched),
+            mock.patch.object(sys, "path", [str(TREE), *sys.path]),
         ):
             process.start()
         return process
