@@ -37,6 +37,8 @@ class Server:
     """A process that has imported modules, from which ranks are forked."""
 
     def __init__(self, *modules: str) -> None:
+        self.first_test = ""
+        """The test that it started for, which all that its ranks compute is counted under."""
         self._server = forkserver.ForkServer()
         self._server.set_forkserver_preload(
             ["data.without_cuda_extension", *modules, "tests.frozen"]  # the last sees all objects
@@ -44,6 +46,7 @@ class Server:
 
     def start(self, function: Callable[..., None], *args: Any) -> mp.Process:
         process = mp.get_context("forkserver").Process(target=function, args=args)
+        self.first_test = self.first_test or _test()
         # The server imports by PYTHONPATH, whatever folder it is started in, and a rank by sys.path.
         searched = os.pathsep.join(filter(None, [str(TREE), os.environ.get("PYTHONPATH")]))
         with (
@@ -72,6 +75,7 @@ class Ranks:
     ) -> None:
         self._made = tempfile.TemporaryDirectory()
         self._folder = Path(self._made.name)
+        self._server = server
         self._processes = [
             server.start(_rank, rank, size, self._folder, function, args) for rank in range(size)
         ]
@@ -81,6 +85,8 @@ class Ranks:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+        seconds = sum(float(path.read_text()) for path in self._folder.glob("*.cpu"))
+        warm_start.count_under(_test(), seconds, self._server.first_test)
         self._made.cleanup()
 
     def kill(self) -> None:
@@ -196,6 +202,10 @@ def _join(rank: int, size: int, folder: Path) -> None:
     join(dist.FileStore(str(folder / "store"), size), rank, size)
 
 
+def _test() -> str:
+    return os.environ.get("PYTEST_CURRENT_TEST", "")
+
+
 def _rank(
     rank: int, size: int, folder: Path, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
@@ -208,6 +218,8 @@ def _rank(
         text = f"rank {rank} of {size} failed:\n{traceback.format_exc()}"
         _store(folder / f"{rank}.failure", (time.monotonic_ns(), text))
         raise
+    finally:
+        (folder / f"{rank}.cpu").write_text(str(sum(os.times()[:4])))
     _store(folder / f"{rank}.result", result)
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from torch import Tensor
 from benchmarks.harness.kept_ranks import HOST_ID, KeptRanks, KeptSets, _environment
 from custom_modules.attention.documents import Documents
 from tests import ranks as of_tests
+from tests import warm_start
 from tests.conditions import until
 from tests.custom_modules.support.plain_attention import PLAIN
 from tests.custom_modules.support.zigzag import made_up
@@ -28,6 +30,12 @@ def sum_of_ranks(offset: int) -> tuple[int, int]:
     total = torch.tensor(dist.get_rank() + offset)
     dist.all_reduce(total)
     return dist.get_rank(), int(total)
+
+
+def computes_for_a_second() -> None:
+    end = time.process_time() + 1
+    while time.process_time() < end:
+        pass
 
 
 def rank_1_fails() -> None:
@@ -63,6 +71,16 @@ def is_alive(process: int) -> bool:
 
 def test_results_come_in_rank_order():
     assert run_ranks(sum_of_ranks, 2, 10) == [(0, 21), (1, 21)]
+
+
+@pytest.mark.skipif(find_spec("nemo") is None, reason="without NeMo nothing is forked")
+def test_what_ranks_compute_is_counted_under_the_test_that_ran_them():
+    run_ranks(computes_for_a_second, 2)
+    counted = warm_start.computed(wait=False)
+    test = os.environ["PYTEST_CURRENT_TEST"]
+    seconds = max(seconds for of_test, seconds in counted if of_test == test)
+    assert seconds >= 2
+    assert (of_tests.MEGATRON.first_test, -seconds) in counted
 
 
 def test_the_rank_that_failed_is_named_with_its_error():

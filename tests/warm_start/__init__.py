@@ -52,13 +52,14 @@ def tear_down() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def computed() -> list[tuple[str, float]]:
+def computed(*, wait: bool = True) -> list[tuple[str, float]]:
     """Return tests with the CPU seconds of a process that was forked for them and has ended.
 
     Those that end with their worker, such as servers of ranks, are waited for. The server's own
     imports stand under the name of its file.
     """
-    folder, end = Path(os.environ.get(FOLDER, "/nonexistent")), time.monotonic() + WAIT_SECONDS
+    folder = Path(os.environ.get(FOLDER, "/nonexistent"))
+    end = time.monotonic() + WAIT_SECONDS * wait
     while any(folder.glob("*.forked")) and time.monotonic() < end:
         time.sleep(0.05)
     try:
@@ -66,6 +67,13 @@ def computed() -> list[tuple[str, float]]:
     except OSError:  # no test needed the server
         return []
     return [(test, float(seconds)) for seconds, _, test in (line.partition(" ") for line in lines)]
+
+
+def count_under(test: str, seconds: float, instead_of: str) -> None:
+    """Count seconds of a process that was forked for one test under the test that used them."""
+    if (folder := os.environ.get(FOLDER)) and Path(folder).is_dir():
+        with (Path(folder) / "cpu").open("a") as file:
+            file.write(f"{seconds:.2f} {test}\n{-seconds:.2f} {instead_of}\n")
 
 
 def path_with(*folders: Path | str) -> str:
