@@ -47,7 +47,7 @@ class Server:
     def start(self, function: Callable[..., None], *args: Any) -> mp.Process:
         process = mp.get_context("forkserver").Process(target=function, args=args)
         self.first_test = self.first_test or _test()
-        # The server imports by PYTHONPATH, whatever folder it is started in, and a rank by sys.path.
+        # A server imports by PYTHONPATH, whatever folder it starts in; a rank by `sys.path`.
         searched = os.pathsep.join(filter(None, [str(TREE), os.environ.get("PYTHONPATH")]))
         with (
             # multiprocessing knows one server, whose modules are those of the first call.
