@@ -23,7 +23,7 @@ from recipes.spec.stage import Cosine, Stage
 from tests.longhaul.json_units import not_numbers
 from tests.ranks import TREE, Ranks, Server
 from tests.runs.train import recipe, train_on_forked_rank
-from tests.warm_start import path_with
+from tests.warm_start import MORE, path_with
 
 STAGE, TRAINED, TARGET, NEEDLES = "tiny_512", 512, 1024, 4
 OWN = RopeScaling.yarn(base=10_000, factor=4.0, original_length=128)
@@ -70,7 +70,7 @@ def search(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         cwd=folder,
-        env=os.environ | paths | {"PYTHONWARNINGS": "ignore"},
+        env=os.environ | paths | MORE | {"PYTHONWARNINGS": "ignore"},
         check=False,
     )
 

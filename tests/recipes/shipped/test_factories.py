@@ -11,7 +11,7 @@ import pytest
 
 from recipes.resolved import yaml_file
 from recipes.shipped.table import ROWS
-from tests.warm_start import path_with
+from tests.warm_start import MORE, path_with
 
 pytestmark = pytest.mark.slow
 
@@ -58,11 +58,12 @@ def called(tmp_path_factory):
         ],
         "other": ["--factory", "llama3_8b", "--dryrun", "trainer.max_steps=20"],
     }  # fmt: skip
+    (folder / "calls.py").write_text(CALLS)
     done = subprocess.run(
-        [sys.executable, "-c", CALLS],
+        [sys.executable, folder / "calls.py"],
         input=json.dumps(list(calls.values())), text=True, check=True, cwd=folder,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": f"{folder}:{path_with(TREE)}", "COLUMNS": "200"},
+        env={**os.environ, **MORE, "PYTHONPATH": f"{folder}:{path_with(TREE)}", "COLUMNS": "200"},
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
     return dict(zip(calls, map(json.loads, lines[-len(calls) :]), strict=True)) | {"at": folder}
