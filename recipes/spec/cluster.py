@@ -123,9 +123,10 @@ class Cluster:
         """Memory of one GPU."""
         return int(self.gpu.memory_gib * GiB)
 
-    def host_bytes_per_rank(self, ranks: int) -> int:
-        """Host memory of a rank; the ranks on a part of a node share all of it."""
-        return int(self.host_memory_gib * GiB / min(ranks, self.gpus_per_node))
+    @property
+    def host_bytes_per_rank(self) -> int:
+        """Host memory of a rank: a part of a node has that part of it."""
+        return int(self.host_memory_gib * GiB / self.gpus_per_node)
 
 
 def names() -> list[str]:
