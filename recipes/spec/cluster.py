@@ -46,6 +46,7 @@ class Cluster:
     host_memory_gib: float
     """Per node."""
     nvlink_gbps: float
+    """Between GPUs of a node; without NVLink what PCIe has."""
     network_gbps: float
     host_link_gbps: float
     """Pinned copies between a GPU and its host."""
