@@ -42,6 +42,20 @@ def test_memory_and_time_add_up_in_json(answer):
         assert one["limits"]["collective"] > one["step_seconds"]
 
 
+def test_the_kv_cache_of_the_length_is_told_and_is_in_json(answer):
+    words = ("plan", "llama31_8b", "--seq", "128K")
+    assert (
+        "a sequence has a KV cache of 16.00 GiB in bf16 or 8.00 GiB in FP8; next to bf16 weights "
+        "(TP 8) these GPUs hold 35 or 70 of them"
+    ) in answer(*words).out
+    for one in json.loads(answer(*words, "--json").out)["plans"]:
+        assert one["serving"] == {
+            "tensor_parallel": 8,
+            "kv_cache_bytes": {"bf16": 16 * GiB, "fp8": 8 * GiB},
+            "sequences": {"bf16": 35, "fp8": 70},
+        }
+
+
 def test_what_was_ruled_out_is_shown(answer):
     _, shown, _ = answer(*PLAN, "--why")
     assert "too little GPU memory" in shown
