@@ -160,6 +160,14 @@ Profile = Annotated[
         "stack, or nsys.",
     ),
 ]
+DebugComm = Annotated[
+    bool,
+    typer.Option(
+        "--debug-comm",
+        help="Have ranks in training compare every collective, and log those of NCCL to the "
+        "stage's folder.",
+    ),
+]
 Track = Annotated[
     list[str] | None,
     typer.Option(

@@ -166,7 +166,7 @@ class Slurm(_Section):
     exclude: OfSbatch | None = None
     """Nodes never to use, in Slurm's list notation: n[3,7-9]."""
     mem: OfSbatch | None = "0"
-    """`0`: all of the node's memory."""
+    """`0`: all of the node's memory; of a part of its GPUs that part, unless exclusive."""
     cpus_per_task: Annotated[int, Field(ge=1)] | None = None
     segment: Annotated[int, Field(ge=1)] | None = None
     """Nodes in one block of the topology plugin: an NVLink domain of GB200."""

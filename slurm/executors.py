@@ -7,6 +7,7 @@ from typing import Any
 
 import nemo_run as run
 
+from recipes.spec.units import M
 from slurm.batch_script import setup_lines
 from slurm.cluster_file import PLACEHOLDER, ClusterFile
 from slurm.local_executor import ALLOCATOR, OF_EVERY_RANK, allocator_settings, local_executor
@@ -93,7 +94,7 @@ def _slurm(
         qos=chosen.qos,
         constraint=chosen.constraint,
         exclude=chosen.exclude,
-        mem=chosen.mem,
+        mem=_memory(file, ranks_per_node),
         cpus_per_task=chosen.cpus_per_task,
         segment=chosen.segment,
         signal=f"USR1@{save_seconds}" if save_seconds else None,
@@ -122,6 +123,20 @@ def _slurm(
         tunnel=_tunnel(file, folder),
         poll_estimated_start_time=False,
     )
+
+
+def _memory(file: ClusterFile, ranks_per_node: int) -> str | None:
+    """Return the host memory of a job on each node, for `--mem`.
+
+    Where jobs share nodes, ranks with GPUs ask for their part instead of all of it.
+    """
+    chosen, machine = file.slurm, file.hardware
+    shares = not chosen.exclusive and chosen.ask_for_gpus != "none"
+    if chosen.mem != "0" or not shares or machine is None:
+        return chosen.mem
+    if ranks_per_node >= machine.gpus_per_node:
+        return chosen.mem
+    return f"{machine.host_bytes_per_rank * ranks_per_node // M}M"
 
 
 def _tunnel(file: ClusterFile, folder: Path) -> Any:

@@ -29,12 +29,32 @@ OF_EVERY_RANK = {
     "PYTHONWARNINGS": "ignore",  # imports of NeMo and Megatron print pages of them
 }
 """Variables of ranks on every executor."""
+OF_DEBUGGED_RANKS = {
+    "NCCL_DEBUG": "INFO",
+    # Groups and rings, variables in effect, network cards, and each call with its number.
+    "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,COLL",
+    "NCCL_DEBUG_FILE": "nccl_%h_%p.log",  # one of each rank: its host and process
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",  # ranks compare each collective before it runs
+    "TORCH_NCCL_DESYNC_DEBUG": "1",  # which ranks have called what, where a collective times out
+}
+"""Variables of ranks whose communication is debugged, on every executor. PyTorch's flight recorder
+is on without them (`slurm.flight_recorder`)."""
 
 
-def local_executor(ranks: int, seconds: float = starter.SECONDS) -> run.LocalExecutor:
+def of_debugged_ranks(folder: Path) -> dict[str, str]:
+    """Return the variables of ranks that log their communication, NCCL's into files of `folder`."""
+    file = str(folder.absolute() / OF_DEBUGGED_RANKS["NCCL_DEBUG_FILE"])
+    return {**OF_DEBUGGED_RANKS, "NCCL_DEBUG_FILE": file}
+
+
+def local_executor(
+    ranks: int, seconds: float = starter.SECONDS, debugged: Path | None = None
+) -> run.LocalExecutor:
     """Return an executor of `ranks` processes on this machine, with its cores split among them.
 
-    Ranks that still run `seconds` after this process has ended are killed.
+    Ranks that still run `seconds` after this process has ended are killed. They log their
+    communication into the folder `debugged`, if there is one, as far as this process's environment
+    does not state otherwise.
     Raises ValueError if there is no torchrun to start them.
     """
     if shutil.which("torchrun") is None:
@@ -44,6 +64,7 @@ def local_executor(ranks: int, seconds: float = starter.SECONDS) -> run.LocalExe
         )
     threads = max(1, (os.cpu_count() or 1) // ranks)
     said = os.environ.get(ALLOCATOR, "")
+    debug = {} if debugged is None else of_debugged_ranks(debugged)
     return run.LocalExecutor(
         ntasks_per_node=ranks,
         launcher="torchrun",
@@ -53,6 +74,7 @@ def local_executor(ranks: int, seconds: float = starter.SECONDS) -> run.LocalExe
             **_python_path(),
             **architecture(),
             **OF_EVERY_RANK,
+            **{name: value for name, value in debug.items() if name not in os.environ},
             **starter.variables(seconds),
         },
     )

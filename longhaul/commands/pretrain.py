@@ -20,6 +20,7 @@ from longhaul.options import (
     Account,
     Alert,
     Cluster,
+    DebugComm,
     EvalEvery,
     Executor,
     Gpus,
@@ -90,6 +91,7 @@ def pretrain(
     eval_every: EvalEvery = None,
     alert: Alert = "",
     profile: Profile = None,
+    debug_comm: DebugComm = False,
     track: Track = None,
     verify: Verify = None,
 ) -> None:
@@ -107,6 +109,7 @@ def pretrain(
         evaluate_every=evaluation_interval(eval_every),
         alert=default("alert", alert),
         profile=profile,
+        debug_comm=debug_comm,
         track=trackers(track, here=not submits),
     )
     on_ranks.require(here=not submits)
@@ -121,6 +124,7 @@ def pretrain(
             raise ValueError("--to-yaml writes and --executor slurm submits; take one of them")
     no_part = {
         "--eval-every": eval_every, "--alert": alert, "--profile": profile, "--track": track,
+        "--debug-comm": debug_comm,
     }  # fmt: skip
     attached = [name for name, value in no_part.items() if value]
     if attached and to_yaml is not None:

@@ -20,6 +20,7 @@ from longhaul.options import (
     Account,
     Alert,
     Cluster,
+    DebugComm,
     EvalEvery,
     EvaluationContextParallel,
     EvaluationPipelineParallel,
@@ -103,6 +104,7 @@ def run(
     eval_pp: EvaluationPipelineParallel = None,
     alert: Alert = "",
     profile: Profile = None,
+    debug_comm: DebugComm = False,
     verify: Verify = None,
     dryrun: Annotated[
         bool, typer.Option("--dryrun", help="Print what would run; start nothing.")
@@ -119,6 +121,7 @@ def run(
         evaluate_every=evaluation_interval(eval_every),
         alert=default("alert", alert),
         profile=profile,
+        debug_comm=debug_comm,
         track=trackers(track, here=not submits),
     )
     on_ranks.require(here=not submits)

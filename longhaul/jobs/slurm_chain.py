@@ -31,6 +31,7 @@ from slurm.cluster_file import ClusterFile
 from slurm.entrypoint import run
 from slurm.executors import executor
 from slurm.experiment import Job
+from slurm.local_executor import of_debugged_ranks
 
 EVALUATION_DOCUMENTS = 12
 
@@ -143,6 +144,9 @@ def _train(plan: LadderRun, file: ClusterFile, stage: ResolvedStage) -> Job:
         expected=node_requirements.of_training(plan, file, stage),
         seconds=file.preflight_seconds,
     )
+    if stage.debug_comm:
+        debug = of_debugged_ranks(stage.folder)
+        file = file.model_copy(update={"environment": {**debug, **file.environment}})
     made = executor(
         _with_gpus(file, stage),
         nodes=stage.nodes,

@@ -18,7 +18,8 @@ def training_job(stage: ResolvedStage) -> Job:
     task = training_task(stage)
     guards = [node for node in stage.recipe.trainer.callbacks if hasattr(node, "first_seconds")]
     seconds = max([starter.SECONDS, *(float(guard.first_seconds) for guard in guards)])
-    return Job(stage.name, task, local_executor(stage.layout.world_size, seconds))
+    debugged = stage.folder if stage.debug_comm else None
+    return Job(stage.name, task, local_executor(stage.layout.world_size, seconds, debugged))
 
 
 def training_task(stage: ResolvedStage, **checks: Any) -> nemo_run.Partial:

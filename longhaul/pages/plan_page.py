@@ -23,6 +23,7 @@ from recipes.planner.rank_groups import rank_map
 from recipes.planner.search.alternatives import faster_batch
 from recipes.planner.search.ranking import SearchResult
 from recipes.planner.search.request import SearchRequest
+from recipes.planner.serving import serving
 from recipes.planner.timeouts import limits
 from recipes.spec.cluster import Cluster
 from recipes.spec.extension_facts import ExtensionFact
@@ -65,6 +66,7 @@ def page(
     typer.echo(plan_sentences.figures(plan, budget, default_budget=default_budget))
     typer.echo(plan_sentences.ranges(plan))
     typer.echo(plan_sentences.with_failures(plan, budget))
+    typer.echo(plan_sentences.served(plan))
     typer.echo(_limits(plan))
     groups = "; ".join(map(str, rank_map(plan.workload, question.cluster)))
     typer.echo(f"ranks: {groups or 'one'}")
@@ -189,6 +191,7 @@ def _numbers(plan: Plan, tokens: int) -> dict[str, Any]:
         "goodput": _in_numbers(plan, tokens),
         "cost": plan.cost(tokens),
         "currency": plan.cluster.currency,
+        "serving": asdict(serving(plan)),
         "limits": asdict(limits(plan)),
         "ranks": [str(group) for group in rank_map(plan.workload, plan.cluster)],
         "untried": plan.untried,

@@ -9,6 +9,7 @@ from recipes.planner.accuracy import (
 )
 from recipes.planner.goodput import Goodput, goodput
 from recipes.planner.plan import Plan
+from recipes.planner.serving import serving
 from recipes.spec.naming import amount, counted
 from recipes.spec.units import GiB
 
@@ -75,6 +76,17 @@ def with_failures(plan: Plan, budget: int) -> str:
         f"{hours / plan.gpus / 24:,.2f} days; a failure every "
         f"{_span(found.failures.between)}, a checkpoint of {found.saved_bytes / 1e9:,.0f} GB every "
         f"{every} ({_span(found.interval)})"
+    )
+
+
+def served(plan: Plan) -> str:
+    """Return a sentence on the KV cache of the plan's length, and how many its GPUs hold."""
+    found = serving(plan)
+    bf16, fp8 = (f"{size / GiB:,.2f} GiB" for size in found.kv_cache_bytes.values())
+    of_bf16, of_fp8 = (f"{number:,}" for number in found.sequences.values())
+    return (
+        f"serving: a sequence has a KV cache of {bf16} in bf16 or {fp8} in FP8; next to bf16 "
+        f"weights (TP {found.tensor_parallel}) these GPUs hold {of_bf16} or {of_fp8} of them"
     )
 
 

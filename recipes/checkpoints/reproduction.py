@@ -34,8 +34,9 @@ SUBMITTED = "submitted.json"
 """File of a stage's folder with the commit that its jobs run."""
 FORMAT = 1
 SET_BY_JOBS = frozenset({
-    "CUDA_DEVICE_MAX_CONNECTIONS", "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS",
+    "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_DESYNC_DEBUG",
 })  # fmt: skip
 """Variables that Longhaul or torchrun sets for ranks, which a shell need not have."""
 ABSENT = "absent"

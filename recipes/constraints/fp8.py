@@ -82,7 +82,8 @@ def refusal(recipe: Fp8Recipe, capability: tuple[int, int], cuda: tuple[int, int
         return None
     if recipe == "mxfp8":
         if capability < (10, 0):
-            return f"fp8 mxfp8 needs 10.0 (Blackwell), and {device}; take tensorwise or blockwise"
+            others = "tensorwise or blockwise" if capability >= (9, 0) else "tensorwise"
+            return f"fp8 mxfp8 needs 10.0 (Blackwell), and {device}; take {others}"
         if capability >= (12, 0):
             return f"fp8 mxfp8 needs 10.x, and {device}; take tensorwise or blockwise"
     elif recipe == "blockwise":

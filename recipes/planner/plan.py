@@ -32,12 +32,12 @@ class Plan:
     @property
     def short(self) -> float:
         """Bytes that a GPU lacks; negative if more than the headroom is free."""
-        return short(self.memory, self.cluster, self.gpus)[0]
+        return short(self.memory, self.cluster)[0]
 
     @property
     def host_short(self) -> float:
         """Bytes that a rank's share of the host lacks."""
-        return short(self.memory, self.cluster, self.gpus)[1]
+        return short(self.memory, self.cluster)[1]
 
     @property
     def fits(self) -> bool:
@@ -57,7 +57,7 @@ class Plan:
     @property
     def host_bytes(self) -> int:
         """A rank's share of the host memory."""
-        return self.cluster.host_bytes_per_rank(self.gpus)
+        return self.cluster.host_bytes_per_rank
 
     def gpu_hours(self, tokens: float) -> float:
         """Return GPU-hours for a token budget."""
@@ -124,10 +124,10 @@ def untried(layout: Layout) -> tuple[str, ...]:
     return tuple(name for name, used in parts.items() if used)
 
 
-def short(held: Memory, cluster: Cluster, ranks: int) -> tuple[float, float]:
+def short(held: Memory, cluster: Cluster) -> tuple[float, float]:
     """Return the bytes that a GPU and a rank's share of the host lack; negative if free."""
     of_gpu = held.total - (1 - HEADROOM) * cluster.gpu_bytes
-    return of_gpu, held.host - HOST_SHARE * cluster.host_bytes_per_rank(ranks)
+    return of_gpu, held.host - HOST_SHARE * cluster.host_bytes_per_rank
 
 
 def plan(workload: Workload, cluster: Cluster, *, kernels: Kernels | None = None) -> Plan:
@@ -155,6 +155,6 @@ def with_host_cap(found: Plan) -> Plan:
     return replace(found, workload=replace(found.workload, layout=with_cap))
 
 
-def host_cap(cluster: Cluster, ranks: int) -> float:
-    """Return the GiB of pinned memory that each of a number of ranks may take."""
-    return HOST_SHARE * cluster.host_bytes_per_rank(ranks) / GiB
+def host_cap(cluster: Cluster) -> float:
+    """Return the GiB of pinned memory that a rank may take."""
+    return HOST_SHARE * cluster.host_bytes_per_rank / GiB

@@ -41,6 +41,8 @@ class ResolvedStage:
     """Command that is called for each finding about its health; empty: none is."""
     profile: str | None = None
     """Words of --profile: the steps that are profiled, and how; None: none are."""
+    debug_comm: bool = False
+    """Whether its ranks log their communication into its folder."""
     track: tuple[str, ...] = ()
     """Trackers that its metrics are sent to (`recipes.spec.trackers`)."""
 

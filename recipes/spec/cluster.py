@@ -46,6 +46,7 @@ class Cluster:
     host_memory_gib: float
     """Per node."""
     nvlink_gbps: float
+    """Between GPUs of a node; without NVLink what PCIe has."""
     network_gbps: float
     host_link_gbps: float
     """Pinned copies between a GPU and its host."""
@@ -123,9 +124,10 @@ class Cluster:
         """Memory of one GPU."""
         return int(self.gpu.memory_gib * GiB)
 
-    def host_bytes_per_rank(self, ranks: int) -> int:
-        """Host memory of a rank; the ranks on a part of a node share all of it."""
-        return int(self.host_memory_gib * GiB / min(ranks, self.gpus_per_node))
+    @property
+    def host_bytes_per_rank(self) -> int:
+        """Host memory of a rank: a part of a node has that part of it."""
+        return int(self.host_memory_gib * GiB / self.gpus_per_node)
 
 
 def names() -> list[str]:

@@ -22,7 +22,7 @@ the others follow from it by the ratio of published rates of the kernels alone, 
                 backward (flash-attention, issue 1589)
 
 PyTorch's own kernel is a copy of FlashAttention-2, and Transformer Engine calls cuDNN. On Ampere
-all count as cuDNN on Hopper.
+and Ada all count as cuDNN on Hopper.
 
 Heads of 64 reach less on Hopper: five steps of Llama 3.2 1B on an H100 take the predicted time, to
 9%, if its attention has 0.71 of those shares (benchmarks/results/gpu_h100_2026-11-26.md). Between

@@ -167,6 +167,11 @@ def test_a_length_in_an_override_is_written_as_lengths_are(answer):
     assert shown.count("seq_length: 4096") == 3
 
 
+def test_what_is_no_part_of_a_recipe_is_not_written_into_one(answer):
+    said = answer(*PRETRAIN, "--debug-comm", "--to-yaml", "x.yaml").error()
+    assert "--debug-comm is not part of a recipe; leave it out with --to-yaml" in said
+
+
 def test_fewer_gpus_than_a_recipe_is_laid_out_for_are_noted(answer):
     words = ("pretrain", "--factory", "llama3_8b_prolong_512k", "trainer.num_nodes=1")
     code, _, said = answer(*words, "--to-yaml", "x.yaml")

@@ -42,7 +42,7 @@ def finished(tmp_path_factory, small_store):
     environment = os.environ | PLANTED
     command = [
         LONGHAUL, "run", "--ladder", "tiny", "--executor", "local",
-        "--out", run, "--store", store,
+        "--out", run, "--store", store, "--debug-comm",
         f"trainer.max_steps={STEPS}", "trainer.val_check_interval=3",
     ]  # fmt: skip
     first = subprocess.Popen(
@@ -89,6 +89,15 @@ def test_every_stage_ran_to_its_end_at_its_own_learning_rate(finished):
         warmup = stage.lr.warmup_steps(STEPS)
         assert steps[0]["lr"] == pytest.approx(stage.lr.peak / (warmup + 1))
         assert all(step["tokens"] == stage.tokens_per_batch for step in steps)
+
+
+def test_the_ranks_had_the_variables_that_debug_their_communication(finished):
+    run, _ = finished
+    folder = run / "stages" / "tiny_2k"
+    records = sorted(folder.glob("checkpoints/*/reproduce/record.json"))
+    environment = json.loads(records[-1].read_text())["environment"]
+    assert environment["NCCL_DEBUG_FILE"] == str(folder / "nccl_%h_%p.log")
+    assert environment["TORCH_NCCL_DESYNC_DEBUG"] == "1"
 
 
 def test_a_later_stage_starts_from_the_weights_of_the_one_before(finished):

@@ -13,7 +13,7 @@ def test_every_shipped_file_is_read_whole(name):
     file = load(name)
     assert file.name == name
     assert (file.hardware is None) == (name == "local")
-    assert file.executor == ("local" if name == "local" else "slurm")
+    assert file.executor == ("local" if name in ("local", "rtx_4090") else "slurm")
 
 
 def test_the_template_says_every_field_with_its_default():

@@ -76,6 +76,25 @@ def test_gpus_are_asked_for_as_the_site_wants(asked, gpus_per_node, gres):
     assert (found.gpus_per_node, found.gres) == (gpus_per_node, gres)
 
 
+@pytest.mark.parametrize(
+    ("slurm", "ranks", "mem"),
+    [
+        ({"exclusive": False}, 1, "262144M"),  # an eighth of 2 TiB
+        ({"exclusive": False}, 4, "1048576M"),
+        ({"exclusive": False}, 8, "0"),
+        ({"exclusive": False, "mem": "100G"}, 1, "100G"),
+        ({"exclusive": False, "ask_for_gpus": "none"}, 1, "0"),
+        ({}, 1, "0"),
+    ],
+    ids=str,
+)
+def test_a_part_of_a_shared_node_asks_for_that_part_of_its_memory(slurm, ranks, mem):
+    site = file(slurm=Slurm(account="me", **slurm), hardware=load("dgx_h100").hardware)
+    assert made(site, nodes=1, ranks_per_node=ranks).mem == mem
+    without_hardware = site.model_copy(update={"hardware": None})
+    assert made(without_hardware, ranks_per_node=ranks).mem == site.slurm.mem
+
+
 def test_variables_are_quoted_for_a_shell_and_the_allocator_grows_its_segments():
     found = environment(file(environment={"A": "x y", "CUDA_DEVICE_MAX_CONNECTIONS": 1}))
     assert found["A"] == "'x y'"

@@ -10,7 +10,7 @@ import threading
 import psutil
 import pytest
 
-from slurm.local_executor import local_executor, stop_ranks
+from slurm.local_executor import OF_DEBUGGED_RANKS, local_executor, stop_ranks
 from tests.conditions import until
 
 RANK = """
@@ -37,6 +37,20 @@ def test_ranks_allocate_in_segments_that_grow_unless_the_user_says_otherwise(
     if said is not None:
         monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", said)
     assert local_executor(2).env_vars["PYTORCH_CUDA_ALLOC_CONF"] == given
+
+
+def test_debugged_ranks_log_into_their_folder_unless_the_user_says_otherwise(monkeypatch, tmp_path):
+    for name in OF_DEBUGGED_RANKS:
+        monkeypatch.delenv(name, raising=False)
+    assert not set(OF_DEBUGGED_RANKS) & set(local_executor(2).env_vars)
+    found = local_executor(2, debugged=tmp_path / "a stage").env_vars
+    assert found["NCCL_DEBUG"] == "INFO"
+    assert found["NCCL_DEBUG_FILE"] == str(tmp_path / "a stage" / "nccl_%h_%p.log")
+    assert found["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
+    monkeypatch.setenv("NCCL_DEBUG", "TRACE")  # nemo-run passes on what the shell has
+    again = local_executor(2, debugged=tmp_path).env_vars
+    assert "NCCL_DEBUG" not in again
+    assert again["NCCL_DEBUG_SUBSYS"] == "INIT,ENV,NET,COLL"
 
 
 @pytest.fixture

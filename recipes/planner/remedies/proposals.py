@@ -135,7 +135,7 @@ def _offload(workload: Workload, cluster: Cluster, tensors: str) -> Proposed:
     layout = workload.layout
     if layout.offload.tensors in (tensors, "both"):
         return f"{layout.offload.tensors} are offloaded" if tensors == "inputs" else "both are"
-    cap = host_cap(cluster, layout.world_size)
+    cap = host_cap(cluster)
     offload = Offload(tensors=tensors, cap_gib=cap)  # type: ignore[arg-type]
     recompute = layout.recompute
     if offload.refusal(recompute) and recompute.kind != "full":

@@ -99,7 +99,7 @@ def adam_on_host(question: SearchRequest, layout: Layout, held: Memory) -> Itera
     `held` is the memory of the layout with Adam on the GPU. With a pipeline the stage that is then
     the fullest may be another one, so a layout with all of Adam on the host follows.
     """
-    lacking, _ = short(held, question.cluster, question.gpus)
+    lacking, _ = short(held, question.cluster)
     share = math.ceil(HOST_SHARES * lacking / held.categories["optimizer"])
     if share <= HOST_SHARES:
         yield replace(layout, optimizer_offload=share / HOST_SHARES)
@@ -115,7 +115,7 @@ def _product(
     tiled = mlp_may_be_tiled and tokens > UNTILED.mlp_tile and shape.fp8.recipe != "delayed"
     tiled = tiled and not question.card.facts.experts
     both = replace(loss, mlp=True)
-    cap = host_cap(question.cluster, question.gpus)
+    cap = host_cap(question.cluster)
     inputs, everything = (Offload(tensors=kind, cap_gib=cap) for kind in ("inputs", "both"))
     leanest = both if tiled else loss
     settings = [(NONE, loss, STAYS), (KEPT, loss, STAYS)]

@@ -275,7 +275,7 @@ class _Ranking:
         return time(self.question.workload(layout), self.cluster)
 
     def _short(self, held: Memory) -> tuple[float, float]:
-        return short(held, self.cluster, self.question.gpus)
+        return short(held, self.cluster)
 
     def _held(self, layout: Layout) -> Memory:
         return memory(self.question.workload(layout), self.kernels)

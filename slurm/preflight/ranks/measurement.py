@@ -88,7 +88,8 @@ def measure_apart(
             check=False,
             timeout=most,
             cwd=TREE,  # `-m` imports from its working folder first, and a user's may have data.py
-            env=os.environ | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"},
+            # Comparing collectives would be measured as slow links.
+            env=os.environ | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_DISTRIBUTED_DEBUG": "OFF"},
         )
         why = _ending(done.returncode)
     except subprocess.TimeoutExpired:

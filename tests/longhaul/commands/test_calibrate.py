@@ -329,7 +329,7 @@ def _refuse(path, text):
     raise PermissionError(13, "Permission denied", str(path))
 
 
-@pytest.mark.parametrize("name", ["dgx_a100", "dgx_h100", "dgx_h200", "dgx_b200", "gb200_nvl72"])
+@pytest.mark.parametrize("name", cluster.names())
 def test_shares_are_written_into_a_copy_of_each_shipped_file(name, tmp_path):
     shipped = cluster.load(name)
     path = tmp_path / "mine.yaml"

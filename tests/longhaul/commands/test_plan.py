@@ -42,6 +42,20 @@ def test_memory_and_time_add_up_in_json(answer):
         assert one["limits"]["collective"] > one["step_seconds"]
 
 
+def test_the_kv_cache_of_the_length_is_told_and_is_in_json(answer):
+    words = ("plan", "llama31_8b", "--seq", "128K")
+    assert (
+        "a sequence has a KV cache of 16.00 GiB in bf16 or 8.00 GiB in FP8; next to bf16 weights "
+        "(TP 8) these GPUs hold 35 or 70 of them"
+    ) in answer(*words).out
+    for one in json.loads(answer(*words, "--json").out)["plans"]:
+        assert one["serving"] == {
+            "tensor_parallel": 8,
+            "kv_cache_bytes": {"bf16": 16 * GiB, "fp8": 8 * GiB},
+            "sequences": {"bf16": 35, "fp8": 70},
+        }
+
+
 def test_what_was_ruled_out_is_shown(answer):
     _, shown, _ = answer(*PLAN, "--why")
     assert "too little GPU memory" in shown
@@ -116,6 +130,16 @@ def test_a_budget_and_its_cost_have_units(answer):
 def test_one_gpu_may_be_asked_for(answer):
     shown = answer("plan", "llama32_1b", "--seq", "64K", "--gpus", 1).out
     assert "llama32_1b at 64K tokens on 1 GPU of dgx_h100" in shown
+
+
+@pytest.mark.parametrize("name", cluster.names())
+def test_a_small_model_has_a_layout_on_every_shipped_machine(answer, name):
+    machine = cluster.load(name)
+    fp8 = ["--fp8", "delayed"] if machine.gpu.fp8_tflops else []
+    shown = answer("plan", "llama32_1b", "--seq", "32K", "--cluster", name, "--json", *fp8)
+    found = json.loads(shown.out)
+    assert found["plans"][0]["layout"].endswith("fp8:delayed") == bool(fp8)
+    assert found["gpus"] == machine.gpus_per_node
 
 
 def test_a_layout_of_one_s_own_is_planned_as_it_is(answer):
@@ -261,6 +285,12 @@ def test_the_picture_of_the_tightest_plans_is_of_the_fastest():
         (("plan", "llama31_8b", "--seq", "64K", "--layout", "tp2 ulysses4 fp8:tensorwise",
           "--cluster", "dgx_a100"), "needs 8.9 (Ada)"),
         (("plan", "llama31_8b", "--seq", "64K", "--fp8", "mxfp8"), "needs 10.0 (Blackwell)"),
+        (("plan", "llama31_8b", "--seq", "64K", "--fp8", "blockwise", "--cluster", "l40s"),
+         "needs 9.0 (Hopper) and CUDA 12.9, and this device has compute capability 8.9"),
+        (("plan", "llama31_8b", "--seq", "64K", "--fp8", "mxfp8", "--cluster", "rtx_4090"),
+         "and this device has compute capability 8.9; take tensorwise"),
+        (("plan", "llama31_8b", "--seq", "32K", "--cluster", "rtx_4090"),
+         "no layout of llama31_8b at 32,768 tokens fits 2 GPUs of rtx_4090"),
         (("plan", "llama31_8b", "--seq", "64K", "--layout", "dp8", "--fp8", "tensorwise"),
          "--fp8 cannot go with --layout"),
         (("plan", "--ladder", "prolong", "--seq", "1M", "--plot", "y.png"),

@@ -122,7 +122,7 @@ def test_every_difference_is_a_row_and_the_exit_code_is_1(saved, answer, monkeyp
         "machine": record["machine"] | {"gpus": {"NVIDIA H100": 8}},
     })  # fmt: skip
     (saved.store / "manifest.json").write_text("{ }")
-    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
     found, out, err = answer("reproduce", saved.checkpoint)
     assert found == 1, err
     here = record["versions"]["torch"]
@@ -132,7 +132,7 @@ def test_every_difference_is_a_row_and_the_exit_code_is_1(saved, answer, monkeyp
         "code: commit": ("0" * 12,),
         "code: changes against the commit": ("1" * 12, "a.py"),
         "machine: gpus": ("8 x NVIDIA H100",),
-        "environment: NCCL_DEBUG": ("absent", "INFO"),
+        "environment: NCCL_ALGO": ("absent", "Ring"),
         f"store: manifest of {saved.store}": (record["store"]["manifest_sha256"][:12],),
     }
     for what, words in rows.items():

@@ -2,6 +2,7 @@
 """`longhaul run --executor slurm` and `longhaul clusters`: what is told before a job is made."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,11 +44,15 @@ def site(folder, **sections):
 
 def test_a_dry_run_prints_every_script_in_order_and_leaves_nothing(answer, tree):
     words = ("--eval-every", 0, "--eval-cp", 2, "--eval-pp", 2, "--profile", "steps=2:3 ranks=all")
-    code, shown, said = answer(*RUN, "--cluster", site(tree), *words, "--dryrun")
+    code, shown, said = answer(*RUN, "--cluster", site(tree), *words, "--debug-comm", "--dryrun")
     assert code == 0, said
     assert "# tiny_2k is evaluated on 4 ranks: TP 1, CP 2, PP 2" in shown
     assert "# tiny_2k is evaluated as often as takes 1% of the time while it trains" in shown
     assert "# steps 2 to 3 of tiny_2k are profiled on every rank, into runs/tiny/stages" in shown
+    assert "# the ranks of tiny_2k compare every collective; that slows its steps" in shown
+    assert shown.count("export NCCL_DEBUG=INFO") == 3  # of the stages, not of their evaluations
+    logs = re.findall(r"export NCCL_DEBUG_FILE=.*/stages/(\w+)/nccl_%h_%p.log", shown)
+    assert logs == ["tiny_512", "tiny_2k", "tiny_8k"]
     names = [line.removeprefix("# ---- ") for line in shown.splitlines() if "# ---- " in line]
     assert names == [
         "prepare", "tiny_512", "evaluate_tiny_512", "tiny_2k", "evaluate_tiny_2k", "tiny_8k",

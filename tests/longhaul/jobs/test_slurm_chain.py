@@ -26,7 +26,7 @@ from recipes.shipped.factories import FACTORIES
 from recipes.shipped.table import ROWS
 from recipes.spec.layout import Fp8
 from slurm import cluster_file
-from slurm.cluster_file import ClusterFile, Slurm
+from slurm.cluster_file import ClusterFile, Container, Slurm
 
 NODES = 4
 H100 = cluster_file.load("dgx_h100")
@@ -106,6 +106,21 @@ def test_a_stage_is_evaluated_while_it_trains_under_the_checks_of_its_training(p
     assert fdl.ordered_arguments(tracked.task) == {"track": ["wandb"], **arguments}
     assert describe(every_50, 50) == [f"{made[0].name} is evaluated every 50 steps while it trains"]
     assert describe(made, "never") == []
+
+
+def test_a_stage_that_is_debugged_logs_its_communication_and_other_jobs_do_not(plan, made):
+    debugged = [replace(stage, debug_comm=True) for stage in made]
+    environment = {**H100.environment, "NCCL_DEBUG": "WARN"}
+    file = site().model_copy(
+        update={"environment": environment, "container": Container(image="/x.sqsh")}
+    )
+    found = {name: job.executor for name, job in jobs(plan, debugged, file).items()}
+    train = found.pop(made[0].name)
+    assert train.env_vars["NCCL_DEBUG"] == "WARN"  # as the file says
+    assert train.env_vars["NCCL_DEBUG_FILE"].startswith(f"{made[0].folder}/nccl_%h_%p")
+    assert {"NCCL_DEBUG_FILE", "TORCH_DISTRIBUTED_DEBUG"} <= set(train.container_env)
+    for other in (*found.values(), *(job.executor for job in jobs(plan, made, site()).values())):
+        assert "TORCH_DISTRIBUTED_DEBUG" not in other.env_vars
 
 
 def test_a_stage_in_fp8_is_said_not_to_be_evaluated_while_it_trains(made):

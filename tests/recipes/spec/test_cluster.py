@@ -18,7 +18,32 @@ def test_every_shipped_file_is_a_cluster(name):
 
 
 def test_the_clusters_of_the_collection_are_shipped():
-    assert {"dgx_a100", "dgx_b200", "dgx_h100", "dgx_h200", "gb200_nvl72"} <= set(cluster.names())
+    of_nvidia = {"dgx_a100", "dgx_a100_40", "dgx_b200", "dgx_h100", "dgx_h200", "gb200_nvl72"}
+    assert of_nvidia | {"gh200", "l40s", "rtx_4090"} == set(cluster.names())
+
+
+@pytest.mark.parametrize("name", cluster.names())
+def test_peaks_are_dense_in_both_precisions(name):
+    gpu = cluster.load(name).gpu
+    assert gpu.fp8_tflops == pytest.approx(2 * gpu.bf16_tflops if gpu.capability >= (8, 9) else 0,
+                                           rel=0.02)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "processors", "each_clock", "ghz", "bits", "gigabits"),
+    [
+        ("dgx_a100_40", 108, 2048, 1.41, 5120, 2.43),
+        ("l40s", 142, 1024, 2.49, 384, 18),
+        ("rtx_4090", 128, 512, 2.52, 384, 21),  # GeForce has half of it with sums in fp32
+        ("gh200", 132, 4096, 1.83, 6144, 5.2),
+    ],
+)
+def test_rates_are_those_of_the_processors_and_of_the_memory_bus(
+    name, processors, each_clock, ghz, bits, gigabits
+):
+    gpu = cluster.load(name).gpu
+    assert gpu.bf16_tflops == pytest.approx(processors * each_clock * ghz / 1e3, rel=0.005)
+    assert gpu.memory_gbps == pytest.approx(bits * gigabits / 8, rel=0.005)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():

@@ -9,12 +9,19 @@ from recipes.models import CARDS
 from recipes.notation.layout import layout_from
 from recipes.planner.feasibility import violations
 from recipes.planner.memory import memory
+from recipes.planner.plan import host_cap
 from recipes.planner.search import ranking
-from recipes.planner.search.alternatives import faster_batch, longest, max_length, why_not
+from recipes.planner.search.alternatives import (
+    faster_batch,
+    lacks,
+    longest,
+    max_length,
+    why_not,
+)
 from recipes.planner.search.parallel_sizes import LARGEST_CLUSTER
 from recipes.planner.search.ranking import fits, search
 from recipes.spec import cluster
-from recipes.spec.units import K, M
+from recipes.spec.units import GiB, K, M
 from tests.recipes.planner.search.questions import H100, question
 
 FULL = "full tile-loss tile-mlp"
@@ -95,15 +102,24 @@ def test_more_gpus_and_more_memory_reach_further():
         assert reached[0] < reached[-1]
 
 
-def test_the_ranks_on_a_part_of_a_node_share_all_of_its_host():
-    asked = question(gpus=1)
+@pytest.mark.parametrize("gpus", [1, 2, 8, 64])
+def test_a_part_of_a_node_has_that_part_of_its_host(gpus):
+    asked = question(gpus=gpus)
+    found = asked.plan(layout_from(f"dp{gpus} {FULL} offload-inputs:1 adam-on-host:1"))
+    assert found.host_bytes == 256 * GiB  # an eighth of 2 TiB
+    assert host_cap(asked.cluster) == pytest.approx(0.9 * 256)
+
+
+def test_what_only_the_whole_host_of_a_node_holds_is_refused_on_one_gpu_of_it():
     words = f"head_chunked1 {FULL} offload-inputs:1000 adam-on-host:1"
-    alone = asked.at_length(448 * K).plan(layout_from(words))
-    assert alone.host_bytes == 8 * asked.cluster.host_bytes_per_rank(8)
-    assert alone.host_bytes == 2 * asked.cluster.host_bytes_per_rank(2)
-    assert asked.cluster.host_bytes_per_rank(64) == asked.cluster.host_bytes_per_rank(8)
-    assert alone.fits
-    assert alone.memory.host > 0.9 * asked.cluster.host_bytes_per_rank(8)
+    asked = question(gpus=1).at_length(448 * K)
+    own = replace(asked, cluster=replace(H100, gpus_per_node=1))
+    assert own.plan(layout_from(words)).fits
+    alone = asked.plan(layout_from(words))
+    assert alone.short <= 0 < alone.host_short
+    assert "GiB of host memory a rank" in lacks(alone)
+    assert not search(asked).plans
+    assert search(own).plans
 
 
 @pytest.mark.parametrize(
