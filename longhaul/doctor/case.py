@@ -17,7 +17,7 @@ from recipes.planner.plan import Plan, plan, untried
 from recipes.planner.remedies.overrides import override_words
 from recipes.planner.search.request import SearchRequest, of_stage
 from recipes.planner.workload import Workload
-from recipes.shipped.machines import Machines, gpus_of
+from recipes.shipped.machines import Machines, gpus_of, in_its_precision
 from recipes.shipped.named import combined
 from recipes.shipped.row import Row
 from recipes.shipped.select import layout_for, stage_of
@@ -105,6 +105,8 @@ class Recipe:
             shipped = self.shipped is not None and not words
             command = folded([f"longhaul pretrain {self.asked(gpus)}", *stated, *words])
             return after_comments(command, "the recipe as shipped" if shipped else "")
+        if self.shipped is not None and self.shipped.fp8_source:  # the ladder's row is in bf16
+            layout = words_of(self.shipped.layout)
         submitted = OnCluster(
             card=self.card, ladder=self.ladder, stage=self.stage, cluster=self.cluster,
             gpus=gpus if self.shipped is None else None, layout=layout, store=self.store,
@@ -284,7 +286,10 @@ def _layout(recipe: Recipe, machine: Cluster, asked: Machines) -> Layout:
     if (asked.nodes, asked.gpus) != (None, None):
         gpus = gpus_of(machine, asked.nodes, asked.gpus)
     if asked.layout:
-        chosen = layout_from(asked.layout)
+        words = asked.layout
+        if recipe.shipped is not None:
+            words = in_its_precision(recipe.shipped, words)
+        chosen = layout_from(words)
     elif recipe.shipped is not None:
         chosen = recipe.shipped.layout
     else:
