@@ -30,6 +30,8 @@ FULL = "full"
 PLAIN_FP8 = "tile-loss"
 """Takes every recipe of FP8: a tiled MLP excludes `delayed`."""
 FP8_RECIPES = ("tensorwise", "delayed", "blockwise")
+LEARNED_IN = ("tensorwise", "blockwise")
+"""Recipes of the shipped recipes for Hopper, whose loss is compared after more steps."""
 WITH_OPTIMIZER_ON_HOST = "adam-on-host:0.5"
 H100_TFLOPS = 989.0
 PATIENCE, MARGIN = 2.0, 15.0
@@ -94,6 +96,12 @@ def _second(sizes: Sizes) -> Iterator[Case]:
     short, whole = sizes.step_lengths[0], sizes.whole.name
     for precision in ("bf16", *FP8_RECIPES):
         yield _step("second", whole, short, PLAIN_FP8, precision, 12)
+    half = layered(sizes.whole, sizes.whole.layers // 2)
+    for precision in ("bf16", *LEARNED_IN):
+        yield _step(
+            "second", half, sizes.learned_length, PLAIN_FP8, precision, 20,
+            steps=sizes.learned_steps,
+        )  # fmt: skip
     layout = f"{PLAIN_FP8} {WITH_OPTIMIZER_ON_HOST}"
     yield _step("second", whole, short, layout, "bf16", 15)
     yield Case(call="second", kind="ranks", settings={"layouts": "two"}, seconds=90)
@@ -131,10 +139,10 @@ def _stack(call: Call, group: str, length: int, seconds: float, *, alone: bool =
 
 def _step(
     call: Call, card: str, length: int, layout: str, precision: str, seconds: float,
-    *, attention: str = "computed", alone: bool = False,
+    *, attention: str = "computed", alone: bool = False, **more: int,
 ) -> Case:  # fmt: skip
     settings = {
         "card": card, "length": length, "layout": layout, "precision": precision,
-        "attention": attention,
+        "attention": attention, **more,
     }  # fmt: skip
     return Case(call=call, kind="step", settings=settings, seconds=seconds, alone=alone)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from benchmarks.gpu.cases import (
@@ -17,6 +17,7 @@ from benchmarks.gpu.cases import (
     BARE,
     CHECKPOINTED,
     FP8_RECIPES,
+    LEARNED_IN,
     NOTHING_AWAY,
     OURS,
     PLAIN,
@@ -34,6 +35,8 @@ MOST_HOST_GIB = 128
 RATE_FROM = 128 * 1024
 """Tokens from which attention's blocks have to reach the rate of their kernel."""
 ONE_RANK = "one rank"
+LAST_STEPS = 10
+"""Over which a loss that is compared after many steps is averaged."""
 
 
 class Value(NamedTuple):
@@ -317,6 +320,17 @@ def _precision(of: Figures) -> Iterator[Goal]:
         if right is not None and found is not None:
             value = _deviation(found.figures["losses"], right.figures["losses"])
         yield Goal(what=what, bound=bound, value=value)
+    learned = {"layout": PLAIN_FP8, "steps": of.sizes.learned_steps}
+    right = of.one("step", precision="bf16", **learned)
+    for name in LEARNED_IN:
+        found = of.one("step", precision=name, **learned)
+        title = f"loss after {of.sizes.learned_steps} steps with FP8 {name}"
+        if right is None or found is None:
+            yield Goal(what=f"{title} over bf16's: deviation", bound=0.005, value=None)
+            continue
+        loss, in_bf16 = (fmean(one.figures["losses"][-LAST_STEPS:]) for one in (found, right))
+        title = f"{title} ({loss:.4f}) over bf16's ({in_bf16:.4f}): deviation"
+        yield Goal(what=title, bound=0.005, value=_deviation([loss], [in_bf16]))
 
 
 def _deviation(values: Iterable[float], right: Iterable[float]) -> float:

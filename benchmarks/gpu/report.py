@@ -164,6 +164,7 @@ def _steps(of: Figures) -> Iterator[str]:
     rows = []
     for one in of.of_kind("step"):
         figures, told = one.figures, one.figures["predicted"]
+        losses = figures["losses"] if "steps" not in one.settings else figures["losses"][-1:]
         notes = "" if figures["finite"] else " (weights not finite)"
         if one.settings["attention"] != "computed":
             notes += f" (attention {one.settings['attention']})"
@@ -175,7 +176,7 @@ def _steps(of: Figures) -> Iterator[str]:
                 f"{figures['mfu']:.3f}", f"{figures['peak_bytes'] / GIB:.3f}",
                 f"{told['seconds'] / figures['seconds']:.3f}",
                 f"{told['peak_bytes'] / figures['peak_bytes']:.3f}",
-                ", ".join(f"{loss:.4f}" for loss in figures["losses"]),
+                ", ".join(f"{loss:.4f}" for loss in losses),
             ]
         )  # fmt: skip
     if rows:

@@ -45,6 +45,9 @@ class Sizes:
     longest_stack: int
     step_lengths: tuple[int, int]
     longest_step: int
+    learned_length: int
+    """Of the steps whose loss is compared after `learned_steps`."""
+    learned_steps: int
     rounds: int = 3
     """Of ways that are compared, in turn."""
 
@@ -84,6 +87,8 @@ ON_GPU = Sizes(
     longest_stack=512 * K,
     step_lengths=(32 * K, 128 * K),
     longest_step=1024 * K,
+    learned_length=4 * K,
+    learned_steps=200,
 )
 _SMALL = replace(TINY, name="small", layers=4, heads=8, kv_heads=4, head_dim=16)
 ON_CPU = Sizes(
@@ -101,6 +106,8 @@ ON_CPU = Sizes(
     longest_stack=256,
     step_lengths=(64, 96),
     longest_step=128,
+    learned_length=64,
+    learned_steps=20,
     rounds=2,
 )
 SIZES: dict[Device, Sizes] = {"cuda": ON_GPU, "cpu": ON_CPU}

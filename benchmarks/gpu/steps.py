@@ -6,11 +6,12 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
+import nemo_run
 import torch
 from megatron.core import parallel_state
 from torch import Tensor
@@ -30,24 +31,28 @@ from recipes.planner.plan import Plan, plan
 from recipes.planner.search.alternatives import best
 from recipes.planner.workload import Workload
 from recipes.pretrain import pretrain
-from recipes.resolved.single_step import training
+from recipes.resolved import single_step
 from recipes.spec.cluster import Cluster
 from recipes.spec.layout import Fp8, Fp8Recipe, Layout
 from recipes.spec.model_card import ModelCard
 
 STEPS = 3
+WORDS = 512
+"""Different tokens of the data; a model learns them, and which follows which, in 200 steps."""
 SHORTER = 8
 """The longest step is run once, after one of an eighth of its length."""
 
 
 def step(
-    sizes: Sizes, *, card: str, length: int, layout: str, precision: str, attention: str
-) -> dict[str, Any]:
+    sizes: Sizes, *, card: str, length: int, layout: str, precision: str, attention: str,
+    steps: int = STEPS,
+) -> dict[str, Any]:  # fmt: skip
     """Return steps' seconds, rate, bytes and losses, with what the planner predicts.
 
     `layout` is words, or the planner's choice; `precision` is bf16 or a recipe of FP8. The step is
-    the recipe's, its optimizer's included, on random tokens. With `attention` left out its kernels
-    return at once, for the bytes of a step that would take minutes; their workspaces are missing.
+    the recipe's, its optimizer's included, on the same tokens in every precision. With `attention`
+    left out its kernels return at once, for the bytes of a step that would take minutes; their
+    workspaces are missing.
     Raises ValueError if no layout fits.
     """
     logging.getLogger("nemo_logger").setLevel(logging.WARNING)
@@ -57,7 +62,7 @@ def step(
     with without_products() if attention != "computed" else nullcontext():
         if long:
             _measured(chosen, length // SHORTER, device, steps=1)
-        found = _measured(chosen, length, device, steps=1 if long else STEPS)
+        found = _measured(chosen, length, device, steps=1 if long else steps)
     flops = chosen.workload.card.flops_per_token(length) * length
     seconds = statistics.median(found["rounds"][1:] or found["rounds"])  # the first compiles
     return {
@@ -101,10 +106,12 @@ def _measured(chosen: Plan, length: int, device: torch.device, *, steps: int) ->
     recipe = pretrain(chosen.workload.card, ladder_of(length), length, chosen.workload.layout)
     on_cuda = device.type == "cuda"
     found: dict[str, Any] = {"rounds": [], "losses": [], "gradient_norms": []}
+    batches = _batches(single_step._batches)
     with only_process(device), ExitStack() as around:
         around.callback(_release, on_cuda)
         memory = None if on_cuda else around.enter_context(MemoryByCategory(device))
-        made = training(recipe, rank=0, local_rank=0)
+        around.enter_context(patched(single_step, "_batches", batches))
+        made = single_step.training(recipe, rank=0, local_rank=0)
         made.optimizer.step()  # without gradients: it makes Adam's moments, which every step has
         for _ in range(steps):
             if memory is None:
@@ -126,6 +133,23 @@ def _measured(chosen: Plan, length: int, device: torch.device, *, steps: int) ->
         found["finite"] = all(map(math.isfinite, sums))
         del made
     return found
+
+
+def _batches(
+    random: Callable[[nemo_run.Partial], Iterator[dict[str, Tensor]]],
+) -> Callable[[nemo_run.Partial], Iterator[dict[str, Tensor]]]:
+    """Return micro-batches, new ones each step, in which every second token follows from the one
+    before it: the loss falls towards half of ln `WORDS`.
+    """
+    draw = torch.Generator().manual_seed(0)
+
+    def batches(recipe: nemo_run.Partial) -> Iterator[dict[str, Tensor]]:
+        for batch in random(recipe):
+            first = torch.randint(WORDS, (*batch["tokens"][:, ::2].shape, 1), generator=draw)
+            tokens = torch.cat((first, (7 * first + 3) % WORDS), 2).flatten(1)
+            yield batch | {"tokens": tokens, "labels": tokens.roll(-1, 1)}
+
+    return batches
 
 
 def _release(on_cuda: bool) -> None:

@@ -55,7 +55,8 @@ round the ring once for each stage, so h / (g U / G) times as often as in ring a
 
 With tensor parallelism x is the sequence-parallel shard: gathered over TP once in forward and once
 in backward, its gradient reduce-scattered. Limits: Megatron's grouped order of the projection
-(query heads, key, value of each group), half-split rotation, no FP8 projection.
+(query heads, key, value of each group), half-split rotation. The projection is in x's dtype, also
+where the rest of the layer computes in FP8: x in FP8 and its transpose would be as many bytes as x.
 """
 
 from collections.abc import Callable, Sequence

@@ -103,10 +103,10 @@ class LongContextSelfAttention(SelfAttention):
 
     def projection(self) -> Projection:
         """Return the QKV projection of this rank; raise ValueError if it is not a plain one."""
-        if self.config.fp8:
+        if self.config.fp8_param:
             raise ValueError(
-                f"fp8 is {self.config.fp8!r}: head-chunked attention projects in the model's "
-                "dtype; leave fp8 out or take ulysses"
+                "fp8_param is True: weights are stored in FP8, and head-chunked attention reads "
+                "that of linear_qkv in the model's dtype; leave fp8_param out, or take ulysses"
             )
         if "weight" not in dict(self.linear_qkv.named_parameters(recurse=False)):
             raise ValueError(

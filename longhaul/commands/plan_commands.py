@@ -14,6 +14,7 @@ from recipes.planner.plan import plan as plan_of
 from recipes.planner.search.request import SearchRequest
 from recipes.shipped.rotation import is_possible, of_other_cards, rotation_refusal
 from recipes.shipped.select import shipped_row
+from recipes.shipped.table import ROWS
 from recipes.spec import cluster as clusters
 from recipes.spec.layout import Fp8, Layout
 from recipes.spec.model_card import ModelCard
@@ -124,7 +125,9 @@ def stage_command(
     """Return the command that trains a layout as a stage of a ladder; None if there is none."""
     card = question.card
     row = None if card.path else shipped_row(card, ladder, stage)  # that of the card's name
-    shipped = row.layout if row is not None and row.cluster == cluster else None
+    if row is not None and (in_fp8 := ROWS.get(f"{row.name}_fp8")) and in_fp8.layout == layout:
+        row = in_fp8
+    shipped = row if row is not None and row.cluster == cluster else None
     recipe = Recipe(
         card=card, ladder=ladder, stage=stage, cluster=cluster, shipped=shipped, store=store
     )

@@ -17,8 +17,9 @@ from recipes.planner.plan import Plan, plan, untried
 from recipes.planner.remedies.overrides import override_words
 from recipes.planner.search.request import SearchRequest, of_stage
 from recipes.planner.workload import Workload
-from recipes.shipped.machines import Machines, gpus_of
+from recipes.shipped.machines import Machines, gpus_of, in_its_precision
 from recipes.shipped.named import combined
+from recipes.shipped.row import Row
 from recipes.shipped.select import layout_for, stage_of
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster as clusters
@@ -61,14 +62,16 @@ class Recipe:
     stage: Stage
     cluster: str
     """The name or the path of its cluster file."""
-    shipped: Layout | None = None
-    """The layout of a shipped recipe; the planner chooses one for others when it is needed."""
+    shipped: Row | None = None
+    """The shipped recipe; the planner chooses a layout for others when it is needed."""
     store: Path | None = None
     """The token store to train on; None for that of the card."""
 
     @property
     def name(self) -> str:
-        """Name of the recipe and of its run folder."""
+        """Name of the recipe."""
+        if self.shipped is not None:
+            return self.shipped.name
         return recipe_name(self.card, self.ladder, self.stage)
 
     def workload(self, layout: Layout, machine: Cluster) -> Workload:
@@ -89,7 +92,7 @@ class Recipe:
     def looked_at(self, gpus: int) -> str:
         """Return the options that name the recipe to the doctor, with another cluster if any."""
         asked = self.asked(gpus)
-        other = self.shipped is not None and self.cluster != ROWS[self.name].cluster
+        other = self.shipped is not None and self.cluster != self.shipped.cluster
         return f"{asked} --cluster {shlex.quote(self.cluster)}" if other else asked
 
     def trained_by(self, gpus: int, words: Sequence[str], layout: str = "") -> str:
@@ -102,6 +105,8 @@ class Recipe:
             shipped = self.shipped is not None and not words
             command = folded([f"longhaul pretrain {self.asked(gpus)}", *stated, *words])
             return after_comments(command, "the recipe as shipped" if shipped else "")
+        if self.shipped is not None and self.shipped.fp8_source:  # the ladder's row is in bf16
+            layout = words_of(self.shipped.layout)
         submitted = OnCluster(
             card=self.card, ladder=self.ladder, stage=self.stage, cluster=self.cluster,
             gpus=gpus if self.shipped is None else None, layout=layout, store=self.store,
@@ -111,7 +116,7 @@ class Recipe:
     def laid_out(self, gpus: int) -> Layout:
         """Return the layout that `longhaul pretrain` starts from; raise ValueError if none."""
         if self.shipped is not None:
-            return self.shipped
+            return self.shipped.layout
         return layout_for(self.card, self.ladder, self.stage, self.cluster, gpus)
 
 
@@ -182,7 +187,7 @@ class Case:
         """
         recipe, gpus = self.recipe, workload.layout.world_size
         if recipe.shipped is not None:
-            begun = recipe.workload(recipe.shipped, self.plan.cluster)
+            begun = recipe.workload(recipe.shipped.layout, self.plan.cluster)
             return recipe.trained_by(gpus, override_words(begun, workload))
         try:
             planned = not untried(workload.layout) and recipe.laid_out(gpus) == workload.layout
@@ -262,7 +267,7 @@ def _shipped(factory: str, cluster: str) -> Recipe:
         ladder=row.ladder,
         stage=row.stage,
         cluster=cluster or row.cluster,
-        shipped=row.layout,
+        shipped=row,
     )
 
 
@@ -281,9 +286,12 @@ def _layout(recipe: Recipe, machine: Cluster, asked: Machines) -> Layout:
     if (asked.nodes, asked.gpus) != (None, None):
         gpus = gpus_of(machine, asked.nodes, asked.gpus)
     if asked.layout:
-        chosen = layout_from(asked.layout)
+        words = asked.layout
+        if recipe.shipped is not None:
+            words = in_its_precision(recipe.shipped, words)
+        chosen = layout_from(words)
     elif recipe.shipped is not None:
-        chosen = recipe.shipped
+        chosen = recipe.shipped.layout
     else:
         try:
             return recipe.laid_out(gpus or machine.gpus_per_node)

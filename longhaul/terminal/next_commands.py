@@ -90,13 +90,14 @@ def submitted(row: Row, gpus: int, only: Stage | None) -> OnCluster:
         and gpus == row.layout.world_size
     )
     moved = row.pinned == SCALED and only is None  # each stage has its own layout and size
+    stated = (row.pinned in STATED and not moved) or bool(row.fp8_source)
     return OnCluster(
         card=row.card,
         ladder=row.ladder,
         cluster=row.cluster,
         stage=only,
         gpus=None if as_shipped or moved else gpus,
-        layout=words_of(row.layout) if row.pinned in STATED and not moved else "",
+        layout=words_of(row.layout) if stated else "",
     )
 
 

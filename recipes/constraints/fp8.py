@@ -24,11 +24,6 @@ def violations(step: TrainingStep) -> Iterator[str]:
         yield f"fp8 {fp8.recipe} needs precision bf16 for the rest of the model"
     if not step.transformer_engine:
         yield f"fp8 {fp8.recipe} needs Transformer Engine, and this model runs without it"
-    if step.head_chunked:
-        yield (
-            f"fp8 is {fp8.recipe}, but head-chunked attention projects in the model's dtype; take "
-            "ulysses, ring or hybrid"
-        )
     per_stage = min(map(len, step.stages)) // step.vpp
     if max(fp8.bf16_first, fp8.bf16_last) > per_stage:
         yield (
@@ -41,9 +36,11 @@ def violations(step: TrainingStep) -> Iterator[str]:
     sizes = {
         "hidden size": step.hidden,
         "FFN rows of a TP rank": step.ffn_hidden // step.tp,
-        "QKV rows of a TP rank": step.qkv_rows,
+        "query rows of a TP rank": step.heads * step.head_dim // step.tp,
         "tokens of a rank": tokens,
     }
+    if not step.head_chunked:  # it projects q, k and v in bf16
+        sizes["QKV rows of a TP rank"] = step.qkv_rows
     tile = max(1, tiling.mlp_tile // step.micro_batch) * step.micro_batch
     if tiling.mlp and tile < tokens:
         sizes["tokens of an MLP tile"] = tile

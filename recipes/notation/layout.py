@@ -15,7 +15,8 @@
 | `offload-inputs:64` `offload-both:64` | host offload and its cap in GiB |
 | `zero0` `zero2` `zero3` | sharding; the default is the distributed optimizer (ZeRO-1) |
 | `adam-on-host:0.5` | the optimizer's share on the host; weights and gradients stay on the GPU |
-| `fp8:tensorwise` `cpu` `fp32` | precision and device |
+| `fp8:tensorwise` `fp8:tensorwise:1,1` | FP8, and how many layers at each end are in bf16 |
+| `cpu` `fp32` | device and precision |
 | `one rank` | on its own: none of the above |
 """
 
@@ -69,8 +70,9 @@ def _meant(word: str, before: dict[str, Any]) -> dict[str, Any]:
         return {"sharding": _SHARDING[name]}
     if name == "adam-on-host":
         return {"optimizer_offload": _number(word, value, "share")}
-    if name == "fp8" and value in get_args(Fp8Recipe):
-        return {"fp8": Fp8(recipe=cast(Fp8Recipe, value))}
+    if of_fp8 := re.fullmatch(rf"fp8:({'|'.join(get_args(Fp8Recipe))})(?::(\d+),(\d+))?", word):
+        ends = {"bf16_first": int(of_fp8[2] or 0), "bf16_last": int(of_fp8[3] or 0)}
+        return {"fp8": Fp8(recipe=cast(Fp8Recipe, of_fp8[1]), **ends)}
     if name in ("cpu", "fp32"):
         return {"device": "cpu"} if name == "cpu" else {"precision": "fp32"}
     raise ValueError(_nothing(word))
@@ -132,7 +134,8 @@ def words_of(layout: Layout) -> str:
     said += [word for word, kind in _SHARDING.items() if layout.sharding == kind]
     if layout.optimizer_offload:
         said.append(f"adam-on-host:{layout.optimizer_offload:g}")
-    if layout.fp8.recipe != "none":
-        said.append(f"fp8:{layout.fp8.recipe}")
+    if (fp8 := layout.fp8).recipe != "none":
+        ends = f":{fp8.bf16_first},{fp8.bf16_last}" if fp8.bf16_first or fp8.bf16_last else ""
+        said.append(f"fp8:{fp8.recipe}{ends}")
     said += ["fp32"] * (layout.precision == "fp32") + ["cpu"] * (layout.device == "cpu")
     return " ".join(said) or ONE_RANK

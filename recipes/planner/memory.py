@@ -9,7 +9,9 @@ over TP; e bytes per number. Without recompute a layer holds
     input  h,   norm  h,   q k v  A + 2K,   rotated q and k  A + K,   output  A,   log-sum-exp,
     middle h,   norm  h,   MLP  5F (gate and up, activation, product; 3F if fused; `Kernels`: GELU)
 
-A norm after attention or the MLP keeps h more, one that is not before them h less.
+A norm after attention or the MLP keeps h more, one that is not before them h less. In FP8 the
+inputs of products (both norms, the MLP's product) are kept in FP8 alone (`FP8_INPUT_BYTES`); what
+head-chunked attention projects stays as it is.
 
 With an all-to-all the exchanged q, k, v and output are kept instead of those before it, and the
 output after the exchange back; head-chunked attention keeps only its output. Norms of q and k keep
@@ -40,11 +42,17 @@ from custom_modules.context_parallel.cost import AttentionShape
 from custom_modules.memory.config import LayerKind
 from recipes.planner.kernels import FUSED, Kernels
 from recipes.planner.workload import Workload
+from recipes.spec.layout import Fp8
 from recipes.spec.units import GiB
 
 FP8_COPIES = 2
 """Bytes of a weight in FP8 and its transpose, which Transformer Engine keeps through a step's
 micro-batches in addition to the bf16 one."""
+FP8_INPUT_BYTES = {"delayed": 1, "tensorwise": 1, "blockwise": 1 + 4 / 128, "mxfp8": 1 + 1 / 32}
+"""Bytes that Transformer Engine keeps per number of a product's input, with the scales: it keeps
+one of the two orientations that it makes (2.9: `update_usage` in `module/linear.py` and
+`layernorm_linear.py`). The output projection keeps attention's output, which attention keeps too
+(Megatron-Core sets `save_original_input`), with `delayed` a copy in FP8."""
 INPUTS_BYTES = 56
 """Ids, label, mask, position and document of a token, as the data module returns them."""
 
@@ -114,8 +122,10 @@ def _fixed(workload: Workload, kernels: Kernels, stage: int) -> dict[str, float]
         held += workload.element_bytes * two_layers
     if sharding in ("gradients", "parameters"):  # not reduced yet
         gradients += kernels.gradient_bytes * two_layers
-    if layout.fp8.recipe != "none":
-        held += FP8_COPIES * len(workload.stages[stage]) * workload.layer_weights
+    in_fp8 = workload.layer_weights
+    if workload.degrees.heads_per_stage is not None:
+        in_fp8 -= workload.qkv_weights
+    held += FP8_COPIES * sum(map(workload.in_fp8, workload.stages[stage])) * in_fp8
     return {
         "weights": held,
         "gradients": gradients,
@@ -135,7 +145,7 @@ def _host(workload: Workload, layer: "_Layer", stage: int) -> float:
 
 
 class _Layer:
-    """Bytes of one layer's tensors on a rank."""
+    """Bytes of one layer's tensors on a rank, in FP8 if the layout is."""
 
     def __init__(self, workload: Workload, kernels: Kernels) -> None:
         card, layout, e = workload.card, workload.layout, workload.element_bytes
@@ -166,6 +176,17 @@ class _Layer:
         """Kept of a norm after attention or the MLP: what it is given."""
         copied = self.heads + 2 * self.heads / workload.attention.heads * self._inner_kv
         self.copies = kernels.exchange_copies * copied * self.exchanged * (not self.by_head)
+        fp8 = layout.fp8
+        share = FP8_INPUT_BYTES[fp8.recipe] / e if fp8.recipe != "none" else 1.0
+        self.mlp_norm, self.less = share * self.norm, (1 - share) * self.ffn
+        """Kept of the norm before the MLP; what FP8 saves of the MLP's product."""
+        self.mlp -= self.less
+        self.norm = self.norm if self.by_head else self.mlp_norm
+        self.projected = share * self.heads if fp8.recipe == "delayed" else 0.0
+        """Kept by the output projection in addition to attention's output."""
+        self.in_bf16 = self
+        if fp8.bf16_first or fp8.bf16_last:
+            self.in_bf16 = _Layer(replace(workload, layout=replace(layout, fp8=Fp8())), kernels)
         self.unrotated = self.heads + self.kv_heads if kernels.fused_qkv else 0.0
         """q and k before rotation, in one storage with v."""
         self.unnormed = self._unnormed() if card.facts.qk_norm and not self.by_head else 0.0
@@ -190,7 +211,7 @@ class _Layer:
     @property
     def attention(self) -> float:
         """Bytes kept of the attention block without its input: norms, q, k, v and output."""
-        ends = self.norm + self.x + self.unnormed + self.after
+        ends = self.norm + self.x + self.unnormed + self.after + self.projected
         if self.by_head:
             return ends + self.result
         if self.exchanged:
@@ -201,23 +222,27 @@ class _Layer:
     @property
     def whole(self) -> dict[str, float]:
         """All bytes of a layer, by category."""
-        mlp = 0.0 if self.workload.layout.tiling.mlp else self.norm + self.mlp + self.after
+        mlp = 0.0 if self.workload.layout.tiling.mlp else self.mlp_norm + self.mlp + self.after
         return {"saved inputs": self.x, "attention": self.attention, "mlp": mlp}
+
+    def of(self, number: int) -> "_Layer":
+        """Return the bytes of layer `number`, from 1, which may be one in bf16."""
+        return self if self.workload.in_fp8(number) else self.in_bf16
 
     def kept(self, number: int) -> dict[str, float]:
         """Return the bytes that layer `number`, from 1, holds between forward and backward."""
         recompute = self.workload.layout.recompute
         if recompute.kind == "selective":
-            return self._selective()
+            return self.of(number)._selective()
         if recompute.kind == "uniform":
             return {"saved inputs": self.x / recompute.layers}
         if recompute.kind == "block":
             (of_stage,) = (layers for layers in self.workload.stages if number in layers)
             first = number - of_stage[0] < recompute.layers
-            return {"saved inputs": self.x} if first else self.whole
+            return {"saved inputs": self.x} if first else self.of(number).whole
         kind: LayerKind = recompute.of_layer(number)
         if kind == "none":
-            return self.whole
+            return self.of(number).whole
         held = self.x + self.result * (kind == "kept_attention")
         return {"saved inputs": held - self.away(number)}
 
@@ -235,7 +260,8 @@ class _Layer:
     ) -> dict[str, float]:
         """Return the sum of `of_layer` over some layers; evaluate it once if they are the same."""
         recompute, offload = self.workload.layout.recompute, self.workload.layout.offload
-        if recompute.every == offload.every == 1 and recompute.kind != "block":
+        alike = self.in_bf16 is self and recompute.every == offload.every == 1
+        if alike and recompute.kind != "block":
             return {name: len(numbers) * size for name, size in of_layer(numbers[0]).items()}
         found: dict[str, float] = {}
         for number in numbers:
@@ -284,15 +310,16 @@ class _Layer:
         # In the backward of the last layer its kept and its recomputed tensors both exist.
         chunk = layout.recompute.layers if layout.recompute.kind == "uniform" else 1
         others = _sum(every, {name: -chunk * size for name, size in self.kept(last).items()})
-        others = _sum(others, {name: size * (chunk - 1) for name, size in self.whole.items()})
+        layer = self.of(last)
+        others = _sum(others, {name: size * (chunk - 1) for name, size in layer.whole.items()})
         others["saved inputs"] = max(0.0, others.get("saved inputs", 0.0))
-        yield "mlp", _sum(others, self._mlp_backward())
+        yield "mlp", _sum(others, layer._mlp_backward())
         rebuilt = layout.recompute.kind != "none"
         for shape, freed in self._kinds(numbers):
             held = _sum(others, {name: -size for name, size in freed.items()})
             held["saved inputs"] = max(0.0, held["saved inputs"])
-            yield "attention", _sum(held, self._attention_backward(shape))
-            yield "rebuild", _sum(held, self._attention_forward(rebuilt, shape))
+            yield "attention", _sum(held, layer._attention_backward(shape))
+            yield "rebuild", _sum(held, layer._attention_forward(rebuilt, shape))
 
     def _kinds(self, numbers: Sequence[int]) -> Iterator[tuple[AttentionShape, dict[str, float]]]:
         """Yield the attention of the last layer of each kind, and what layers after it held."""
@@ -335,7 +362,8 @@ class _Layer:
             kept |= self.holds_output
             found["mlp"] = self.x * (1 + kept) + self._mlp_tile()
         else:
-            found["mlp"] += self.mlp_gradients + self.x * by_megatron - self.after
+            # The gradient of the product is in bf16 where the product was kept in FP8.
+            found["mlp"] += self.less + self.mlp_gradients + self.x * by_megatron - self.after
         return _sum(found, {"loss": self.x})
 
     def _mlp_tile(self) -> float:

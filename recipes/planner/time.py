@@ -4,7 +4,8 @@
 Work of a micro-batch on one rank, t tokens of a TP group, S the sequence, e bytes per number:
 
     matmul      2 P t forward, 4 P t backward, P the rank's weights in products (LM head separate);
-                2 P t more if a layer is recomputed; head-chunked attention also recomputes q, k, v
+                2 P t more if a layer is recomputed; head-chunked attention also recomputes q, k, v,
+                and projects them in bf16 in an FP8 layer too
     attention   2 A S t forward, causal, A = heads x D / TP; 5/2 of that backward (a flash backward
                 executes 5 products, the forward 2); forward once more if it is recomputed. In a
                 layer with a window of W, 2 W - W^2 / S in place of S (`attention_time`)
@@ -108,7 +109,8 @@ class _Work:
 
     def __init__(self, workload: Workload, cluster: Cluster, stage: int) -> None:
         self.workload, self.cluster, self.efficiency = workload, cluster, cluster.efficiency
-        self.layers, self.e = len(workload.stages[stage]), workload.element_bytes
+        self.numbers = workload.stages[stage]
+        self.layers, self.e = len(self.numbers), workload.element_bytes
         self.again = self._again()
         """Recomputed shares of a layer's forward: products, attention, MLP."""
         self.attention = Attention(workload, cluster, workload.stages[stage], self.again[1])
@@ -160,14 +162,12 @@ class _Work:
     def _matmul(self, head: bool) -> tuple[float, float]:
         """Return the seconds of the products, and of the recomputed ones."""
         workload, card, layout = self.workload, self.workload.card, self.workload.layout
-        qkv = card.hidden * card.head_dim * (card.heads + 2 * card.kv_heads)
-        attention = qkv + card.hidden * card.head_dim * card.heads
         mlp = (3 if card.facts.gated else 2) * card.hidden * card.ffn_hidden
         bf16 = self.cluster.gpu.bf16_tflops * TERA * self.efficiency.matmul
         rate = bf16
         if layout.fp8.recipe != "none":
             fp8 = self.cluster.gpu.fp8_tflops * TERA * self.efficiency.matmul_fp8
-            in_bf16 = min(1.0, (layout.fp8.bf16_first + layout.fp8.bf16_last) / card.layers)
+            in_bf16 = 1 - sum(map(workload.in_fp8, self.numbers)) / self.layers
             rate = 1 / (in_bf16 / bf16 + (1 - in_bf16) / fp8)
         of_mlp = 2 * workload.tokens * mlp / layout.tp * self.layers / rate
         if card.facts.experts:
@@ -175,12 +175,16 @@ class _Work:
             reached = self.efficiency.experts * width / (width + self.efficiency.expert_width)
             of_mlp *= card.experts_per_token * self.efficiency.matmul / reached
             of_mlp *= workload.fullest_experts  # all ranks wait for it
-        of_attention = 2 * workload.tokens * attention / layout.tp * self.layers / rate
+        head_chunked = workload.degrees.heads_per_stage is not None
+        of_qkv = 2 * workload.tokens * workload.qkv_weights * self.layers
+        of_qkv /= bf16 if head_chunked else rate
+        output = card.hidden * card.head_dim * card.heads
+        of_attention = of_qkv + 2 * workload.tokens * output / layout.tp * self.layers / rate
         of_head = 2 * workload.tokens * workload.vocabulary_weights / bf16 * head
         again = self.again[0] * of_attention + self.again[2] * of_mlp
-        if workload.degrees.heads_per_stage:  # with kept attention, those of the recomputed layer
+        if head_chunked:  # with kept attention, those of the recomputed layer
             only_kept = self.again[0] - self.again[1]
-            again += (1 - only_kept) * of_attention * qkv / attention
+            again += (1 - only_kept) * of_qkv
         return 3 * (of_attention + of_mlp + of_head), again
 
     def _memory(self, head: bool) -> tuple[float, float]:

@@ -67,6 +67,12 @@ class Workload:
         """Layers of each pipeline stage, by number from 1."""
         return pipeline.stages(self.card.layers, self.layout.pp, self.layout.vpp)
 
+    def in_fp8(self, number: int) -> bool:
+        """Whether layer `number`, from 1, computes its linear layers in FP8."""
+        fp8 = self.layout.fp8
+        last = self.card.layers - fp8.bf16_last
+        return fp8.recipe != "none" and fp8.bf16_first < number <= last
+
     def chunks_in_flight(self, stage: int) -> int:
         """Most chunks of a pipeline stage that wait for their backward at a time."""
         layout = self.layout
@@ -125,6 +131,13 @@ class Workload:
     def layer_weights(self) -> float:
         """Parameters of one layer on a rank; norms are whole on each TP rank."""
         return self.dense_weights + self.expert_weights
+
+    @property
+    def qkv_weights(self) -> float:
+        """Parameters of one layer's QKV projection on a rank, without a bias."""
+        card = self.card
+        rows = (card.heads + 2 * card.kv_heads) * card.head_dim
+        return card.hidden * rows / self.layout.tp
 
     @cached_property
     def expert_weights(self) -> float:

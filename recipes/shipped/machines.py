@@ -126,6 +126,13 @@ def stated_layout(card: ModelCard, ladder: Ladder, stage: Stage, asked: Machines
     return layout
 
 
+def in_its_precision(row: Row, words: str) -> str:
+    """Return the words of a layout for a row; if they state no FP8, with that of a row in FP8."""
+    if not row.fp8_source or "fp8:" in words:
+        return words
+    return f"{words} {words_of(Layout(fp8=row.layout.fp8))}"
+
+
 def on_machines(row: Row, asked: Machines) -> Row:
     """Return a shipped recipe on the machines asked for: its layout, or the words', more replicas.
 
@@ -147,7 +154,9 @@ def on_machines(row: Row, asked: Machines) -> Row:
     if asked.layout:
         on_gpus = row.layout.device == "cuda" and not asked.on_cpu
         named = asked.cluster or (row.cluster if on_gpus else "")
-        layout = stated_layout(row.card, row.ladder, row.stage, replace(asked, cluster=named))
+        words = asked.layout if asked.on_cpu else in_its_precision(row, asked.layout)
+        asked = replace(asked, cluster=named, layout=words)
+        layout = stated_layout(row.card, row.ladder, row.stage, asked)
         if layout.device == "cpu":
             nodes = asked.nodes or 1
             return replace(row, layout=layout, nodes=nodes, cluster="local", pinned=BY_LAYOUT)

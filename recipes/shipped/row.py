@@ -28,6 +28,8 @@ class Row:
     pinned: str = ""
     """What stands behind nodes and layout where the planner does not choose them, by the rule of
     `recipes.shipped.regenerate`; empty where it does."""
+    fp8_source: str = ""
+    """What stands behind training the stage in FP8; empty for a row in bf16."""
 
     def __call__(self, nodes: int | None = None) -> "PretrainRecipe":
         """Return the recipe, a `nemo_run.Partial`, on these nodes or on its own; needs NeMo.
@@ -56,7 +58,12 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The name it is asked for by."""
+        """The name it is asked for by: its stage's, or that and `_fp8`."""
+        return f"{self.stage_name}{'_fp8' if self.fp8_source else ''}"
+
+    @property
+    def stage_name(self) -> str:
+        """The name of its stage and of the stage's folder, in bf16 and in FP8."""
         return recipe_name(self.card, self.ladder, self.stage)
 
     @property
@@ -68,7 +75,8 @@ class Row:
     def source(self) -> str:
         """What stands behind nodes and layout."""
         planned = f"planned: the fewest nodes, from {self.cluster}, that end the stage in ten days"
-        return self.pinned or planned
+        in_fp8 = f"; FP8: {self.fp8_source}" if self.fp8_source else ""
+        return f"{self.pinned or planned}{in_fp8}"
 
     def on(self, nodes: int) -> Layout:
         """Return the layout with as many data ranks as `nodes` nodes have room for.

@@ -6,7 +6,10 @@ ladder and stage is named by `longhaul pretrain --card --ladder --stage`. A row 
 `<card>_<ladder>_<length>` and imported by that name from `recipes.shipped`.
 
 `python -m recipes.shipped.regenerate` writes `nodes` and `layout` of each row without `pinned`.
+After a row in bf16 may come the same stage in FP8, `<name>_fp8`, on a GPU that its recipe needs.
 """
+
+from dataclasses import replace
 
 from custom_modules.memory.config import Offload, Recompute, Tiling
 from recipes.ladders import (
@@ -58,10 +61,15 @@ from recipes.models.qwen import QWEN25_7B, QWEN25_14B
 from recipes.models.smollm3 import SMOLLM3_4K_3B
 from recipes.models.tiny import TINY
 from recipes.shipped.row import Row
-from recipes.spec.layout import ContextParallel, Layout
+from recipes.spec.layout import ContextParallel, Fp8, Layout
 from recipes.spec.units import K, M
 
 _MEASURED = "measured on two CPU cores"
+# NeMo's scaling: `bf16_with_fp8_subchannel_scaling_mixed` on Hopper, `bf16_with_mxfp8_mixed` on
+# Blackwell, `bf16_with_fp8_current_scaling_mixed` (first and last layer in bf16) as measured here.
+_ON_H100 = "NeMo's runs of Llama 2 7B on H100 at 16K to 1M"
+_ON_B200 = "NeMo's runs of Llama 3 8B on B200 at 8K to 1M"
+_ON_ONE_H100 = "steps of Llama 3.2 1B and of layers of Llama 3.1 8B on one H100"
 
 tiny_512 = Row(
     card=TINY,
@@ -102,6 +110,14 @@ llama3_8b_nemo_16k = Row(
     layout=Layout(cp=ContextParallel.ulysses(8)),
 )
 
+llama3_8b_nemo_16k_fp8 = replace(
+    llama3_8b_nemo_16k,
+    cluster="dgx_b200",
+    nodes=1,
+    layout=Layout(dp=8, tiling=Tiling(loss=True), fp8=Fp8(recipe="mxfp8")),
+    fp8_source=_ON_B200,
+)
+
 llama3_8b_nemo_64k = Row(
     card=LLAMA3_8B,
     ladder=NEMO,
@@ -109,6 +125,16 @@ llama3_8b_nemo_64k = Row(
     cluster="dgx_h100",
     nodes=1,
     layout=Layout(tp=2, cp=ContextParallel.head_chunked(4), tiling=Tiling(loss=True)),
+)
+
+llama3_8b_nemo_64k_fp8 = replace(
+    llama3_8b_nemo_64k,
+    cluster="dgx_b200",
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.ulysses(4), dp=2, tiling=Tiling(loss=True), fp8=Fp8(recipe="mxfp8")
+    ),
+    fp8_source=_ON_B200,
 )
 
 llama3_8b_nemo_128k = Row(
@@ -124,6 +150,14 @@ llama3_8b_nemo_128k = Row(
         tiling=Tiling(loss=True, mlp=True),
         offload=Offload(tensors="both", cap_gib=64.6),
     ),
+)
+
+llama3_8b_nemo_128k_fp8 = replace(
+    llama3_8b_nemo_128k,
+    cluster="dgx_b200",
+    nodes=1,
+    layout=Layout(cp=ContextParallel.ulysses(8), tiling=Tiling(loss=True), fp8=Fp8(recipe="mxfp8")),
+    fp8_source=_ON_B200,
 )
 
 llama2_13b_llama2_long_32k = Row(
@@ -353,6 +387,20 @@ llama2_7b_lwm_256k = Row(
     ),
 )
 
+llama2_7b_lwm_256k_fp8 = replace(
+    llama2_7b_lwm_256k,
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.head_chunked(1),
+        dp=8,
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=129.1),
+        fp8=Fp8(recipe="blockwise"),
+    ),
+    fp8_source=_ON_H100,
+)
+
 llama2_7b_lwm_512k = Row(
     card=LLAMA2_7B,
     ladder=LWM,
@@ -380,6 +428,19 @@ llama2_7b_lwm_1m = Row(
         tiling=Tiling(loss=True, mlp=True),
         offload=Offload(tensors="both", cap_gib=64.6),
     ),
+)
+
+llama2_7b_lwm_1m_fp8 = replace(
+    llama2_7b_lwm_1m,
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.head_chunked(8),
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=64.6),
+        fp8=Fp8(recipe="blockwise"),
+    ),
+    fp8_source=_ON_H100,
 )
 
 llama2_7b_yarn_64k = Row(
@@ -993,6 +1054,19 @@ llama31_8b_nemo_16k = Row(
     layout=Layout(cp=ContextParallel.ulysses(8)),
 )
 
+llama31_8b_nemo_16k_fp8 = replace(
+    llama31_8b_nemo_16k,
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.ulysses(2),
+        pp=2,
+        dp=2,
+        tiling=Tiling(loss=True),
+        fp8=Fp8(recipe="blockwise"),
+    ),
+    fp8_source=_ON_H100,
+)
+
 llama31_8b_nemo_64k = Row(
     card=LLAMA31_8B,
     ladder=NEMO,
@@ -1000,6 +1074,18 @@ llama31_8b_nemo_64k = Row(
     cluster="dgx_h100",
     nodes=1,
     layout=Layout(tp=2, cp=ContextParallel.head_chunked(4), tiling=Tiling(loss=True)),
+)
+
+llama31_8b_nemo_64k_fp8 = replace(
+    llama31_8b_nemo_64k,
+    nodes=1,
+    layout=Layout(
+        tp=2,
+        cp=ContextParallel.head_chunked(4),
+        tiling=Tiling(loss=True),
+        fp8=Fp8(recipe="blockwise"),
+    ),
+    fp8_source=_ON_H100,
 )
 
 llama31_8b_nemo_128k = Row(
@@ -1015,6 +1101,18 @@ llama31_8b_nemo_128k = Row(
         tiling=Tiling(loss=True, mlp=True),
         offload=Offload(tensors="both", cap_gib=64.6),
     ),
+)
+
+llama31_8b_nemo_128k_fp8 = replace(
+    llama31_8b_nemo_128k,
+    nodes=1,
+    layout=Layout(
+        tp=2,
+        cp=ContextParallel.ulysses(4),
+        tiling=Tiling(loss=True, mlp=True),
+        fp8=Fp8(recipe="tensorwise", bf16_first=1, bf16_last=1),
+    ),
+    fp8_source=_ON_ONE_H100,
 )
 
 llama32_1b_nemo_16k = Row(
@@ -1035,6 +1133,18 @@ llama32_1b_nemo_64k = Row(
     layout=Layout(cp=ContextParallel.ulysses(2), dp=4, tiling=Tiling(loss=True)),
 )
 
+llama32_1b_nemo_64k_fp8 = replace(
+    llama32_1b_nemo_64k,
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.ulysses(2),
+        dp=4,
+        tiling=Tiling(loss=True),
+        fp8=Fp8(recipe="tensorwise", bf16_first=1, bf16_last=1),
+    ),
+    fp8_source=_ON_ONE_H100,
+)
+
 llama32_1b_nemo_128k = Row(
     card=LLAMA32_1B,
     ladder=NEMO,
@@ -1042,6 +1152,18 @@ llama32_1b_nemo_128k = Row(
     cluster="dgx_h100",
     nodes=1,
     layout=Layout(cp=ContextParallel.ulysses(4), dp=2, tiling=Tiling(loss=True)),
+)
+
+llama32_1b_nemo_128k_fp8 = replace(
+    llama32_1b_nemo_128k,
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.ulysses(4),
+        dp=2,
+        tiling=Tiling(loss=True),
+        fp8=Fp8(recipe="tensorwise", bf16_first=1, bf16_last=1),
+    ),
+    fp8_source=_ON_ONE_H100,
 )
 
 llama3_70b_nemo_16k = Row(

@@ -70,6 +70,8 @@ class ContextParallel:
 class Fp8:
     """FP8 for the linear layers of transformer layers; attention and LM head stay in bf16.
 
+    Head-chunked attention projects q, k and v in bf16 too.
+
     Recipes of Transformer Engine: `delayed` scales a tensor by the largest value of earlier steps,
     `tensorwise` by its own largest value, `blockwise` 128 numbers (weights 128 x 128) at a time
     (NeMo's subchannel), `mxfp8` 32 numbers at a time, on Blackwell. Of these only

@@ -198,7 +198,7 @@ def test_the_verdict_of_attention_is_over_all_blocks_and_counts_their_products()
 def step(card="llama32_1b", length=1_048_576, layout=PLANNED, precision="bf16", **more) -> Result:
     settings = {
         "card": card, "length": length, "layout": layout, "precision": precision,
-        "attention": "computed",
+        "attention": "computed", **({"steps": more.pop("steps")} if "steps" in more else {}),
     }  # fmt: skip
     figures = {
         "tokens_per_second": 2000.0, "mfu": 0.4, "host_gib": 120.0, "seconds": 1.0,
@@ -249,6 +249,20 @@ def test_an_fp8_recipe_is_compared_with_bf16_in_the_same_layout():
     )  # fmt: skip
     for recipe in set(FP8_RECIPES) - {"delayed"}:
         assert found[f"loss with FP8 {recipe}: deviation from bf16"] == ("not measured", None)
+
+
+def test_the_loss_of_many_steps_in_fp8_is_compared_with_bf16_at_their_end():
+    last = {"bf16": 2.0, "tensorwise": 2.008, "blockwise": 2.02}
+    some = [
+        step(layout=PLAIN_FP8, steps=200, precision=name, losses=[9.0] * 190 + [loss] * 10)
+        for name, loss in last.items()
+    ]
+    found = verdicts(*some)
+    for name, verdict, away in (("tensorwise", "holds", 0.004), ("blockwise", "is missed", 0.01)):
+        what = f"loss after 200 steps with FP8 {name} ({last[name]:.4f}) over bf16's (2.0000)"
+        assert found[f"{what}: deviation"] == (verdict, pytest.approx(away))
+    missing = "loss after 200 steps with FP8 blockwise over bf16's: deviation"
+    assert verdicts(*some[:2])[missing] == ("not measured", None)
 
 
 def test_a_layout_of_ranks_that_deviates_or_fails_is_counted():

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewrite the golden files.
 
-Resolved trees of shipped recipes as YAML, the last of each ladder; batch scripts of a dry run.
+Resolved trees of shipped recipes as YAML, the last of each ladder and of each kind of FP8; batch
+scripts of a dry run.
 """
 
 import tempfile
@@ -12,13 +13,17 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def resolved() -> dict[str, str]:
-    """Return the YAML of the longest recipe of each ladder by its name, of tiny all."""
+    """Return the YAML of the longest recipe of each ladder and each kind of FP8, of tiny all."""
     from recipes.resolved import yaml_file
     from recipes.shipped.factories import FACTORIES
     from recipes.shipped.table import ROWS
 
     chosen = [name for name, row in ROWS.items() if row.ladder.name == "tiny"]
-    chosen += {row.ladder.name: name for name, row in ROWS.items()}.values()
+    kinds = {
+        row.layout.fp8.recipe if row.fp8_source else row.ladder.name: name
+        for name, row in ROWS.items()
+    }
+    chosen += kinds.values()
     return {name: yaml_file.dump(FACTORIES[name]()) for name in dict.fromkeys(chosen)}
 
 

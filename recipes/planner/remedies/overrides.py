@@ -5,12 +5,12 @@ They set what `recipes.pretrain` would set, so that the result passes the recipe
 """
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from recipes.planner.workload import Workload
 from recipes.spec import pipeline
-from recipes.spec.layout import Layout
+from recipes.spec.layout import Fp8, Layout
 
 STRATEGY, CONFIG, OPTIMIZER = "trainer.strategy", "model.config", "optim.config"
 _FSDP = {"gradients": "optim_grads", "parameters": "optim_grads_params"}
@@ -32,7 +32,7 @@ def override_words(before: Workload, after: Workload) -> list[str]:
     if other.optimizer_offload != one.optimizer_offload:
         words += _optimizer_offload(other.optimizer_offload)
     if other.fp8 != one.fp8:
-        words += _fp8(after)
+        words += _fp8(one.fp8, other.fp8)
     return words
 
 
@@ -131,8 +131,12 @@ def _optimizer_offload(fraction: float) -> Iterator[str]:
     yield f"{OPTIMIZER}.use_precision_aware_optimizer={on}"
 
 
-def _fp8(after: Workload) -> Iterator[str]:
-    recipe = after.layout.fp8.recipe
+def _fp8(one: Fp8, other: Fp8) -> Iterator[str]:
     plugin = "trainer.plugins"
-    yield f"{plugin}.fp8={'e4m3' if recipe in _BLOCK_SCALED else 'hybrid'}"
-    yield f"{plugin}.fp8_recipe={recipe}"
+    yield f"{plugin}.fp8={'e4m3' if other.recipe in _BLOCK_SCALED else 'hybrid'}"
+    yield f"{plugin}.fp8_recipe={other.recipe}"
+    if replace(one, recipe=other.recipe) != other:
+        ends = bool(other.bf16_first or other.bf16_last)
+        yield f"{plugin}.first_last_layers_bf16={_shown(ends)}"
+        yield f"{plugin}.num_layers_at_start_in_bf16={other.bf16_first}"
+        yield f"{plugin}.num_layers_at_end_in_bf16={other.bf16_last}"

@@ -65,11 +65,24 @@ def test_a_kind_that_the_heads_do_not_fit_is_refused():
         model(kind)
 
 
-def test_an_fp8_projection_is_refused_by_head_chunked_attention():
+def test_weights_stored_in_fp8_are_refused_by_head_chunked_attention():
     attention = model(KINDS["head-chunked"]).decoder.layers[0].self_attention
-    attention.config.fp8 = "hybrid"
-    with pytest.raises(ValueError, match=r"fp8 is 'hybrid': .* leave fp8 out or take ulysses"):
+    attention.config.fp8_param = True
+    with pytest.raises(ValueError, match=r"fp8_param is True: .* leave fp8_param out"):
         attention(torch.zeros(8, 1, llamas.HIDDEN), None)
+
+
+def test_head_chunked_attention_in_an_fp8_layer_never_calls_its_projection():
+    """What Transformer Engine would compute in FP8 is a call of a module: `linear_proj` alone."""
+    attention, called = model(KINDS["head-chunked"]).decoder.layers[0].self_attention, []
+    attention.config.fp8 = "hybrid"
+    for name in ("linear_qkv", "linear_proj"):
+        module = getattr(attention, name)
+        module.register_forward_hook(lambda *_, name=name: called.append(name))
+    x = torch.zeros(8, 1, llamas.HIDDEN, requires_grad=True)
+    attention(x, None)[0].sum().backward()
+    assert called == ["linear_proj"]
+    assert attention.linear_qkv.weight.grad is not None
 
 
 def test_a_norm_inside_the_projection_is_refused_by_head_chunked_attention():

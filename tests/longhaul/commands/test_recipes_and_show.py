@@ -80,7 +80,15 @@ def test_a_line_says_length_rotation_tokens_and_gpus():
     ("words", "names"),
     [
         (["YARN"], ["tiny_8k"]),
-        (["llama", "128k"], ["llama31_8b_nemo_128k", "llama32_1b_nemo_128k"]),
+        (
+            ["llama", "128k"],
+            [
+                "llama31_8b_nemo_128k",
+                "llama31_8b_nemo_128k_fp8",
+                "llama32_1b_nemo_128k",
+                "llama32_1b_nemo_128k_fp8",
+            ],
+        ),
         (["own", "cpu"], ["tiny_512"]),
         (["2410.02660", "x32", "16K"], ["llama32_1b_nemo_16k"]),
     ],

@@ -244,7 +244,10 @@ FP8 = TrainingStep(
 
 @pytest.mark.parametrize("recipe", ["none", "tensorwise", "blockwise", "mxfp8"])
 def test_fp8_that_fits_violates_no_constraint(recipe):
-    assert list(fp8_constraints.violations(replace(FP8, fp8=Fp8(recipe=recipe)))) == []
+    step = replace(FP8, fp8=Fp8(recipe=recipe))
+    chunked = replace(step, cp_kind=HEAD_CHUNKED, head_dim=104)  # 2,496 rows, projected in bf16
+    assert list(fp8_constraints.violations(step)) == []
+    assert list(fp8_constraints.violations(chunked)) == []
 
 
 @pytest.mark.parametrize(
@@ -253,7 +256,6 @@ def test_fp8_that_fits_violates_no_constraint(recipe):
         (Fp8(recipe="mxfp8"), {"on_cpu": True}, "mxfp8 does not compute on cpu"),
         (Fp8(recipe="mxfp8"), {"bf16": False}, "needs precision bf16"),
         (Fp8(recipe="mxfp8"), {"transformer_engine": False}, "runs without it"),
-        (Fp8(recipe="mxfp8"), {"cp_kind": HEAD_CHUNKED}, "projects in the model's dtype"),
         (Fp8(recipe="mxfp8", bf16_last=9), {}, "bf16_last 9: each is at most the 8 layers"),
         (Fp8(recipe="delayed"), {}, "delayed with tiling mlp: .* one call of a module per step"),
         (Fp8(recipe="delayed", bf16_first=1), {"tiling": Tiling()}, "delayed with bf16_first 1"),
@@ -265,9 +267,10 @@ def test_fp8_that_fits_violates_no_constraint(recipe):
         ),
         (
             Fp8(recipe="blockwise"),
-            {"kv_heads": 8, "head_dim": 97},
-            "of 128, and the QKV rows .* 3,104; 3,072 would",
+            {"head_dim": 97, "cp_kind": HEAD_CHUNKED},
+            "of 128, and the query rows .* 1,552; 1,536 would",
         ),
+        (Fp8(recipe="blockwise"), {"head_dim": 104}, "the QKV rows .* are 2,496; 2,432 would"),
         (
             Fp8(recipe="blockwise"),
             {"seq_length": 100},

@@ -48,7 +48,7 @@ def test_one_rank_has_words_too():
 @pytest.mark.parametrize(
     "word",
     ["tpp2", "ulysses4x2", "ring4/8", "hybrid4", "kept_attention:3", "tile-loss:5", "zero3:9",
-     "offload-all:3", "fp8:int8", "fp8", "tp2:3", "pp2x", "tp2x2"],
+     "offload-all:3", "fp8:int8", "fp8", "fp8:mxfp8:1", "tp2:3", "pp2x", "tp2x2"],
 )  # fmt: skip
 def test_a_word_that_says_nothing_is_refused_with_those_that_do(word):
     with pytest.raises(ValueError, match=f"'{word}' is not a layout setting; choose from tp2"):

@@ -100,14 +100,6 @@ def test_the_state_of_a_bf16_model_by_what_is_sharded():
     assert state("optimizer", optimizer_offload=1.0) == (4, 0)
 
 
-def test_fp8_keeps_each_weight_of_a_layer_twice_more():
-    bf16, fp8 = (
-        memory(workload(dp=8, fp8=Fp8(recipe=name))).categories["weights"]
-        for name in ("none", "tensorwise")
-    )
-    assert fp8 - bf16 == 2 * 32 * workload().layer_weights
-
-
 def test_experts_hold_the_tokens_gathered_over_tp():
     def kept(tp):
         layer = Workload(
@@ -333,18 +325,6 @@ def test_an_attention_kernel_expands_keys_only_where_heads_share_them():
 def test_the_reserve_is_a_cause_of_its_own():
     assert memory(workload()).categories["reserve"] == FUSED.reserve_gib * GiB
     assert memory(workload(), PLAIN).categories["reserve"] == 0
-
-
-def test_a_published_fp8_layout_lacks_the_bf16_copies_that_its_authors_do_not_hold():
-    """Llama-3-70B on 64 H100, of Megatron-Bridge's summary: its weights are gathered in FP8."""
-    layout = Layout(tp=4, pp=8, dp=2, fp8=Fp8(recipe="tensorwise"))
-    of_70b = Workload(
-        card=CARDS["llama3_70b"], seq_length=8 * K, tokens_per_batch=128 * 8 * K, layout=layout,
-        gpus_per_node=8,
-    )  # fmt: skip
-    copies = 2 * len(of_70b.stages[0]) * of_70b.layer_weights
-    assert plan(of_70b, H100).short == pytest.approx(4.0 * GiB, rel=0.01)
-    assert copies == pytest.approx(4.0 * GiB, rel=0.01)
 
 
 def test_an_interleaved_pipeline_holds_more_chunks_on_its_first_rank():

@@ -7,6 +7,7 @@ import pytest
 from recipes.notation.layout import layout_from
 from recipes.planner.plan import plan
 from recipes.planner.remedies.climb import remedies
+from recipes.planner.remedies.overrides import override_words
 from recipes.planner.workload import Workload
 from recipes.pretrain import pretrain
 from recipes.resolved import overrides, read
@@ -23,15 +24,18 @@ LAYOUTS = (
 )
 
 
-def found(words: str):
-    workload = Workload(
+def of(words: str) -> Workload:
+    return Workload(
         card=ROW.card,
         seq_length=ROW.seq_length,
         tokens_per_batch=ROW.stage.tokens_per_batch,
         layout=layout_from(words),
         gpus_per_node=8,
     )
-    return remedies(plan(workload, H100)).ladder
+
+
+def found(words: str):
+    return remedies(plan(of(words), H100)).ladder
 
 
 @pytest.mark.parametrize("words", LAYOUTS)
@@ -56,6 +60,14 @@ def test_each_remedy_applies_and_is_the_layout_it_was_counted_for(words):
         assert recipe.data.micro_batch_size == layout.micro_batch
         assert recipe.data.seq_length == remedy.alone.workload.seq_length
         assert read.tokens_per_batch(recipe) == remedy.alone.workload.tokens_per_batch
+
+
+@pytest.mark.parametrize("words", ["fp8:tensorwise:1,2", "fp8:blockwise"])
+def test_the_words_of_fp8_say_which_layers_stay_in_bf16(words):
+    before, after = of("ulysses8"), of(f"ulysses8 {words}")
+    recipe = pretrain(ROW.card, ROW.ladder, ROW.seq_length, before.layout)
+    overrides.override(recipe, override_words(before, after))
+    assert read.fp8(recipe) == after.layout.fp8
 
 
 def test_words_of_a_key_that_is_not_there_are_refused():

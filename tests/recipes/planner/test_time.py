@@ -233,18 +233,6 @@ def test_offload_is_hidden_by_attention_at_a_million_tokens_and_not_over_a_slow_
     assert time(million, slow).categories["copies"] > 0
 
 
-def test_fp8_pays_less_the_longer_the_sequence():
-    gains = []
-    for seq in (16 * K, 128 * K, M):
-        bf16, fp8 = (
-            time(workload(seq=seq, fp8=Fp8(recipe=name)), H100).step
-            for name in ("none", "tensorwise")
-        )
-        gains.append(bf16 / fp8)
-    assert gains == sorted(gains, reverse=True)
-    assert 1 < gains[-1] < gains[0]
-
-
 def test_adam_on_the_host_takes_longer_than_on_the_gpu():
     device, host = (
         time(workload(dp=8, optimizer_offload=share), H100).categories["optimizer"]

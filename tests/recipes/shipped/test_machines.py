@@ -12,6 +12,7 @@ from recipes.shipped.machines import BY_LAYOUT, SCALED, Machines, gpus_of, on_ma
 from recipes.shipped.select import placed_row
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster
+from recipes.spec.layout import Fp8
 
 ROW = ROWS["llama31_8b_nemo_64k"]
 H100 = cluster.load("dgx_h100")
@@ -106,6 +107,17 @@ def test_a_shipped_recipe_is_refused_on_a_part_of_a_replica():
     with pytest.raises(ValueError, match="takes 8 GPUs a replica") as told:
         on_machines(ROW, Machines(gpus=4))
     assert "name another layout by --layout" in str(told.value)
+
+
+def test_a_recipe_in_fp8_stays_in_fp8_under_a_layout_in_words_that_does_not_state_it():
+    row = ROWS["llama31_8b_nemo_128k_fp8"]
+    words = "tp4 ulysses2 tile-loss tile-mlp"
+    found = on_machines(row, Machines(layout=words))
+    assert (found.name, found.layout.fp8) == (row.name, row.layout.fp8)
+    assert words_of(found.layout) == f"{words} fp8:tensorwise:1,1"
+    stated = on_machines(row, Machines(layout=f"{words} fp8:blockwise")).layout
+    assert stated.fp8 == Fp8(recipe="blockwise")
+    assert on_machines(row, Machines(layout=f"{words} cpu")).layout.fp8 == Fp8()
 
 
 def test_cpu_ranks_are_shared_by_nodes_evenly():

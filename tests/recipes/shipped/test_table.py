@@ -32,9 +32,35 @@ def test_every_ladder_of_a_card_has_a_row_for_each_stage():
         lengths = [
             row.seq_length
             for row in ROWS.values()
-            if (row.card.name, row.ladder.name) == (card, name)
+            if (row.card.name, row.ladder.name, row.fp8_source) == (card, name, "")
         ]
         assert lengths == [stage.seq_length for stage in ladder.stages]
+
+
+IN_FP8 = [row for row in ROWS.values() if row.fp8_source]
+
+
+def test_a_row_in_fp8_is_the_stage_of_the_row_in_bf16_that_it_follows():
+    order = list(ROWS)
+    assert len(IN_FP8) >= 8
+    for row in IN_FP8:
+        before = ROWS[order[order.index(row.name) - 1]]
+        assert row.name == f"{before.name}_fp8"
+        assert (row.card, row.ladder, row.seq_length) == (
+            before.card, before.ladder, before.seq_length,
+        )  # fmt: skip
+        assert before.layout.fp8.recipe == "none" != row.layout.fp8.recipe
+        assert row.source == f"{replace(row, fp8_source='').source}; FP8: {row.fp8_source}"
+
+
+def test_the_recipe_of_a_row_in_fp8_differs_from_the_one_in_bf16_in_its_layout_alone():
+    row = ROWS["llama31_8b_nemo_64k_fp8"]  # the planner lays both out the same way
+    recipe, in_bf16 = row(), ROWS["llama31_8b_nemo_64k"]()
+    assert recipe.trainer.plugins.fp8_recipe == "blockwise"
+    recipe.trainer.plugins = in_bf16.trainer.plugins
+    for one in (recipe, in_bf16):  # of the planned seconds of a step
+        one.log.ckpt.every_n_train_steps = one.trainer.callbacks = None
+    assert recipe == in_bf16
 
 
 def test_a_row_is_called_for_its_recipe():

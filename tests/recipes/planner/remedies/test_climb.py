@@ -157,7 +157,6 @@ def test_no_remedy_breaks_a_law(words):
         ("pp2 dp4", H100, "sharded parameters", "PP is 2"),
         ("tp2 dp4 zero3", H100, "Adam on the host", "take sharding optimizer"),
         ("tp2 dp4", A100, "FP8", "has no FP8"),
-        ("head_chunked8", H100, "FP8", "head-chunked attention projects"),
     ],
 )
 def test_a_remedy_that_is_not_possible_says_why(words, machine, name, why):
