@@ -124,7 +124,7 @@ def stage_command(
     """Return the command that trains a layout as a stage of a ladder; None if there is none."""
     card = question.card
     row = None if card.path else shipped_row(card, ladder, stage)  # that of the card's name
-    shipped = row.layout if row is not None and row.cluster == cluster else None
+    shipped = row if row is not None and row.cluster == cluster else None
     recipe = Recipe(
         card=card, ladder=ladder, stage=stage, cluster=cluster, shipped=shipped, store=store
     )

@@ -261,7 +261,7 @@ def _require_places(row: "Row", words: Sequence[str], out: Path | None, store: P
     if not any(word.startswith(MOVING) for word in words):
         run = run_of(row.card, row.ladder, out)
         require_folder(run, "--out")
-        require_unused(stage_folder(run, row.name))
+        require_unused(stage_folder(run, row.stage_name))
     if not any(word.startswith("data.store") for word in words):
         place = store_of(row.card, store)
         if place.is_file():

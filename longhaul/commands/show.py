@@ -188,7 +188,7 @@ def commands(row: "Row") -> Iterator[tuple[str, str]]:
         sizes = sized(row.layout.world_size, row.cluster)
         yield f"longhaul plan {card.word} {options} {sizes}", "its memory and time"
     if row.stage.start == "previous":
-        before = list(stages)[list(stages).index(row.name) - 1]
+        before = list(stages)[list(stages).index(row.stage_name) - 1]
         of_before = before if before in ROWS else _words(row, stages[before])
         yield f"longhaul show {of_before}", "the stage before, which this one starts from"
     if row.nodes == 1:
@@ -197,7 +197,7 @@ def commands(row: "Row") -> Iterator[tuple[str, str]]:
     else:
         explained = f"; {job.explained}" if job.explained else ""
         yield job.command, f"this stage, on {row.nodes} nodes{explained}"
-    if len(stages) == 1 or row.pinned in STATED:
+    if len(stages) == 1 or row.variant or row.pinned in STATED:
         return
     if not (gpus or on_cpu or all(name in ROWS for name in stages)):
         return

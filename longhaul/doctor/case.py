@@ -19,6 +19,7 @@ from recipes.planner.search.request import SearchRequest, of_stage
 from recipes.planner.workload import Workload
 from recipes.shipped.machines import Machines, gpus_of
 from recipes.shipped.named import combined
+from recipes.shipped.row import Row
 from recipes.shipped.select import layout_for, stage_of
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster as clusters
@@ -61,8 +62,8 @@ class Recipe:
     stage: Stage
     cluster: str
     """The name or the path of its cluster file."""
-    shipped: Layout | None = None
-    """The layout of a shipped recipe; the planner chooses one for others when it is needed."""
+    shipped: Row | None = None
+    """The shipped recipe; of others the planner chooses the layout when it is needed."""
     store: Path | None = None
     """The token store to train on; None for that of the card."""
 
@@ -79,7 +80,7 @@ class Recipe:
     def asked(self, gpus: int) -> str:
         """Return the options that name the recipe; a shipped one has its own GPUs."""
         if self.shipped is not None:
-            return f"--factory {self.name}"
+            return f"--factory {self.shipped.name}"
         return (
             f"--card {self.card.word} --ladder {self.ladder.word} "
             f"--stage {length_shown(self.stage.seq_length)} "
@@ -89,7 +90,7 @@ class Recipe:
     def looked_at(self, gpus: int) -> str:
         """Return the options that name the recipe to the doctor, with another cluster if any."""
         asked = self.asked(gpus)
-        other = self.shipped is not None and self.cluster != ROWS[self.name].cluster
+        other = self.shipped is not None and self.cluster != self.shipped.cluster
         return f"{asked} --cluster {shlex.quote(self.cluster)}" if other else asked
 
     def trained_by(self, gpus: int, words: Sequence[str], layout: str = "") -> str:
@@ -111,7 +112,7 @@ class Recipe:
     def laid_out(self, gpus: int) -> Layout:
         """Return the layout that `longhaul pretrain` starts from; raise ValueError if none."""
         if self.shipped is not None:
-            return self.shipped
+            return self.shipped.layout
         return layout_for(self.card, self.ladder, self.stage, self.cluster, gpus)
 
 
@@ -182,7 +183,7 @@ class Case:
         """
         recipe, gpus = self.recipe, workload.layout.world_size
         if recipe.shipped is not None:
-            begun = recipe.workload(recipe.shipped, self.plan.cluster)
+            begun = recipe.workload(recipe.shipped.layout, self.plan.cluster)
             return recipe.trained_by(gpus, override_words(begun, workload))
         try:
             planned = not untried(workload.layout) and recipe.laid_out(gpus) == workload.layout
@@ -262,7 +263,7 @@ def _shipped(factory: str, cluster: str) -> Recipe:
         ladder=row.ladder,
         stage=row.stage,
         cluster=cluster or row.cluster,
-        shipped=row.layout,
+        shipped=row,
     )
 
 
@@ -283,7 +284,7 @@ def _layout(recipe: Recipe, machine: Cluster, asked: Machines) -> Layout:
     if asked.layout:
         chosen = layout_from(asked.layout)
     elif recipe.shipped is not None:
-        chosen = recipe.shipped
+        chosen = recipe.shipped.layout
     else:
         try:
             return recipe.laid_out(gpus or machine.gpus_per_node)

@@ -163,7 +163,7 @@ def require_profile_of(
         return
     request = ProfileRequest.of(words)
     for row in rows:
-        taken = steps_taken(stage_folder(run, row.name) / "checkpoints")
+        taken = steps_taken(stage_folder(run, row.stage_name) / "checkpoints")
         if taken < row.stage.steps:
             _require(row.name, row.stage.steps, row.layout.world_size, taken, request, words)
 

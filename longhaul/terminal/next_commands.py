@@ -96,7 +96,7 @@ def submitted(row: Row, gpus: int, only: Stage | None) -> OnCluster:
         cluster=row.cluster,
         stage=only,
         gpus=None if as_shipped or moved else gpus,
-        layout=words_of(row.layout) if row.pinned in STATED and not moved else "",
+        layout=words_of(row.layout) if (row.variant or row.pinned in STATED) and not moved else "",
     )
 
 

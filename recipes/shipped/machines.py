@@ -168,9 +168,9 @@ def on_machines(row: Row, asked: Machines) -> Row:
         )
     layout = replace(row.layout, dp=dp)
     _require_trainable(row.card, row.ladder, row.stage, layout, machine)
-    scaled = layout != row.layout or machine.gpus_per_node * row.nodes != gpus
-    pinned = SCALED if scaled else row.pinned
     nodes = nodes_for(layout, machine)
+    scaled = (layout, nodes) != (row.layout, row.nodes)
+    pinned = SCALED if scaled else row.pinned
     return replace(row, layout=layout, nodes=nodes, cluster=named, pinned=pinned)
 
 

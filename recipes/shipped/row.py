@@ -25,6 +25,8 @@ class Row:
     """Name of the cluster file it is laid out for; `local` for CPU ranks."""
     nodes: int
     layout: Layout
+    variant: str = ""
+    """End of the name of a further row of a stage, such as `on_1xh100`; empty for its first row."""
     pinned: str = ""
     """What stands behind nodes and layout where the planner does not choose them, by the rule of
     `recipes.shipped.regenerate`; empty where it does."""
@@ -57,6 +59,11 @@ class Row:
     @property
     def name(self) -> str:
         """The name it is asked for by."""
+        return f"{self.stage_name}_{self.variant}" if self.variant else self.stage_name
+
+    @property
+    def stage_name(self) -> str:
+        """The name of its stage, which its folder in a run has."""
         return recipe_name(self.card, self.ladder, self.stage)
 
     @property

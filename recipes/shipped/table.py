@@ -62,6 +62,7 @@ from recipes.spec.layout import ContextParallel, Layout
 from recipes.spec.units import K, M
 
 _MEASURED = "measured on two CPU cores"
+_WITHOUT_CP = "no context parallelism, as in NeMo's layout of Llama 2 7B at 16K"
 
 tiny_512 = Row(
     card=TINY,
@@ -100,6 +101,17 @@ llama3_8b_nemo_16k = Row(
     cluster="dgx_h100",
     nodes=1,
     layout=Layout(cp=ContextParallel.ulysses(8)),
+)
+
+llama3_8b_nemo_16k_without_cp = Row(
+    card=LLAMA3_8B,
+    ladder=NEMO,
+    seq_length=16 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(dp=8, recompute=Recompute(kind="kept_attention"), tiling=Tiling(loss=True)),
+    variant="without_cp",
+    pinned=_WITHOUT_CP,
 )
 
 llama3_8b_nemo_64k = Row(
@@ -913,7 +925,7 @@ llama3_8b_five_million_5m = Row(
         tiling=Tiling(loss=True, mlp=True),
         offload=Offload(tensors="inputs", cap_gib=160.1),
     ),
-    pinned="one node, as the source's; 80 GB a GPU hold 4M here",
+    pinned="one node, as the source's; 80 GB a GPU hold 5,000K here",
 )
 
 llama31_8b_fifteen_million_15m = Row(
@@ -928,6 +940,23 @@ llama31_8b_fifteen_million_15m = Row(
         tiling=Tiling(loss=True, mlp=True),
         offload=Offload(tensors="both", cap_gib=121.1),
     ),
+)
+
+llama31_8b_fifteen_million_15m_on_32xh100 = Row(
+    card=LLAMA31_8B,
+    ladder=FIFTEEN_MILLION,
+    seq_length=15 * M,
+    cluster="dgx_h100",
+    nodes=4,
+    layout=Layout(
+        tp=2,
+        cp=ContextParallel.hybrid(ulysses=1, ring=16, heads_per_stage=1),
+        recompute=Recompute(kind="full"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="inputs", cap_gib=120.1),
+    ),
+    variant="on_32xh100",
+    pinned="planned for the source's machine, four nodes",
 )
 
 llama3_8b_llama31_16k = Row(
@@ -946,6 +975,19 @@ llama3_8b_llama31_32k = Row(
     cluster="dgx_h100",
     nodes=4,
     layout=Layout(cp=ContextParallel.ulysses(8), dp=4),
+)
+
+llama3_8b_llama31_32k_without_cp = Row(
+    card=LLAMA3_8B,
+    ladder=LLAMA31,
+    seq_length=32 * K,
+    cluster="dgx_h100",
+    nodes=4,
+    layout=Layout(
+        dp=32, recompute=Recompute(kind="kept_attention"), tiling=Tiling(loss=True, mlp=True)
+    ),
+    variant="without_cp",
+    pinned=_WITHOUT_CP,
 )
 
 llama3_8b_llama31_48k = Row(
@@ -1000,6 +1042,23 @@ llama31_8b_nemo_64k = Row(
     cluster="dgx_h100",
     nodes=1,
     layout=Layout(tp=2, cp=ContextParallel.head_chunked(4), tiling=Tiling(loss=True)),
+)
+
+llama31_8b_nemo_64k_on_1xh100 = Row(
+    card=LLAMA31_8B,
+    ladder=NEMO,
+    seq_length=64 * K,
+    cluster="dgx_h100",
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.head_chunked(1),
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=32.4),
+        optimizer_offload=0.8,
+    ),
+    variant="on_1xh100",
+    pinned="planned for 1 GPU of dgx_h100 and 256 GiB of host memory; not run on a GPU",
 )
 
 llama31_8b_nemo_128k = Row(

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewrite the golden files.
 
-Resolved trees of shipped recipes as YAML, the last of each ladder; batch scripts of a dry run.
+Resolved trees of shipped recipes as YAML: the last of each ladder and every variant; batch scripts
+of a dry run.
 """
 
 import tempfile
@@ -12,13 +13,13 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def resolved() -> dict[str, str]:
-    """Return the YAML of the longest recipe of each ladder by its name, of tiny all."""
+    """Return the YAML by name: the longest recipe of each ladder, all of tiny, and variants."""
     from recipes.resolved import yaml_file
     from recipes.shipped.factories import FACTORIES
     from recipes.shipped.table import ROWS
 
-    chosen = [name for name, row in ROWS.items() if row.ladder.name == "tiny"]
-    chosen += {row.ladder.name: name for name, row in ROWS.items()}.values()
+    chosen = [name for name, row in ROWS.items() if row.ladder.name == "tiny" or row.variant]
+    chosen += {row.ladder.name: name for name, row in ROWS.items() if not row.variant}.values()
     return {name: yaml_file.dump(FACTORIES[name]()) for name in dict.fromkeys(chosen)}
 
 

@@ -32,9 +32,20 @@ def test_every_ladder_of_a_card_has_a_row_for_each_stage():
         lengths = [
             row.seq_length
             for row in ROWS.values()
-            if (row.card.name, row.ladder.name) == (card, name)
+            if (row.card.name, row.ladder.name) == (card, name) and not row.variant
         ]
         assert lengths == [stage.seq_length for stage in ladder.stages]
+
+
+def test_a_variant_lays_out_a_stage_that_has_a_row_in_another_way():
+    variants = {name: row for name, row in ROWS.items() if row.variant}
+    assert "llama31_8b_nemo_64k_on_1xh100" in variants
+    for name, row in variants.items():
+        first = ROWS[name.removesuffix(f"_{row.variant}")]
+        assert (row.stage, row.stage_name) == (first.stage, first.name)
+        assert row.layout != first.layout
+        assert row.pinned
+        assert FACTORIES[name]().log.name == first.name  # its folder in a run
 
 
 def test_a_row_is_called_for_its_recipe():
