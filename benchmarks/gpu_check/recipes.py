@@ -81,7 +81,7 @@ class Constructed:
 def gpu_rows() -> list[Row]:
     """Return the shipped recipes for GPUs in bf16; FP8 is one of the ways that are varied."""
     cuda = [row for row in ROWS.values() if row.layout.device == "cuda"]
-    return [row for row in cuda if not row.fp8_source]
+    return [row for row in cuda if row.variant != "fp8"]
 
 
 def labelled(rows: list[Row]) -> list[tuple[str, Row]]:

@@ -199,7 +199,7 @@ def commands(row: "Row") -> Iterator[tuple[str, str]]:
     else:
         explained = f"; {job.explained}" if job.explained else ""
         yield job.command, f"this stage, on {row.nodes} nodes{explained}"
-    if len(stages) == 1 or row.pinned in STATED or row.fp8_source:
+    if len(stages) == 1 or row.variant or row.pinned in STATED:
         return
     if not (gpus or on_cpu or all(name in ROWS for name in stages)):
         return

@@ -63,7 +63,7 @@ class Recipe:
     cluster: str
     """The name or the path of its cluster file."""
     shipped: Row | None = None
-    """The shipped recipe; the planner chooses a layout for others when it is needed."""
+    """The shipped recipe; of others the planner chooses the layout when it is needed."""
     store: Path | None = None
     """The token store to train on; None for that of the card."""
 
@@ -82,7 +82,7 @@ class Recipe:
     def asked(self, gpus: int) -> str:
         """Return the options that name the recipe; a shipped one has its own GPUs."""
         if self.shipped is not None:
-            return f"--factory {self.name}"
+            return f"--factory {self.shipped.name}"
         return (
             f"--card {self.card.word} --ladder {self.ladder.word} "
             f"--stage {length_shown(self.stage.seq_length)} "
@@ -105,7 +105,7 @@ class Recipe:
             shipped = self.shipped is not None and not words
             command = folded([f"longhaul pretrain {self.asked(gpus)}", *stated, *words])
             return after_comments(command, "the recipe as shipped" if shipped else "")
-        if self.shipped is not None and self.shipped.fp8_source:  # the ladder's row is in bf16
+        if self.shipped is not None and self.shipped.variant:  # ladders have first rows
             layout = words_of(self.shipped.layout)
         submitted = OnCluster(
             card=self.card, ladder=self.ladder, stage=self.stage, cluster=self.cluster,

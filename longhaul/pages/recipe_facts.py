@@ -196,7 +196,7 @@ def _sharing(cp: ContextParallel) -> str:
     if cp.how.ulysses is not None:
         words += f" {cp.how.ulysses} x {cp.size // cp.how.ulysses}"
     if cp.how.heads_per_stage is not None:
-        words += f", {cp.how.heads_per_stage} heads at a time"
+        words += f", {counted(cp.how.heads_per_stage, 'head')} at a time"
     return words
 
 

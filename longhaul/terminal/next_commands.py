@@ -90,7 +90,7 @@ def submitted(row: Row, gpus: int, only: Stage | None) -> OnCluster:
         and gpus == row.layout.world_size
     )
     moved = row.pinned == SCALED and only is None  # each stage has its own layout and size
-    stated = (row.pinned in STATED and not moved) or bool(row.fp8_source)
+    stated = (row.pinned in STATED and not moved) or bool(row.variant)
     return OnCluster(
         card=row.card,
         ladder=row.ladder,

@@ -10,9 +10,9 @@ tokens that Llama 3.1's scaling starts from, with its ramp and its rate, and abo
 step takes 7.5 hours there.
 
 The length is a binary 15M, as everywhere here: 15,728,640 tokens, 1.5% above that limit. The source
-shards parameters over the ranks, which is not possible with a tiled loss here. Ours reaches 14M on
-its 32 GPUs (`longhaul plan llama31_8b --seq 15M --nodes 4` shows what 15M lacks), so the shipped
-recipe takes eight nodes.
+shards parameters over the ranks, which is not possible with a tiled loss here. On its 32 GPUs ours
+fits with TP 2 and a ring that takes one head at a time; eight nodes end the stage in ten days, so
+the first of the two shipped recipes takes those.
 """
 
 from recipes.ladders.ultralong import SCHEDULE, STARTS_FROM, one_step
@@ -32,10 +32,9 @@ FIFTEEN_MILLION = Ladder(
         SCHEDULE,
     ),
     departures=(
-        "The source's machine is four nodes of 8 H100 of 80 GB. By the planner their longest "
-        "context here is 14,680,064 tokens, and 15,728,640 lack 3.7 GiB per GPU: the source "
-        "shards parameters, which is not possible with a tiled loss here. So the recipe takes "
-        "eight nodes.",
+        "The source's machine is four nodes of 8 H100 of 80 GB, and it shards parameters, which is "
+        "not possible with a tiled loss here. By the planner 15,728,640 tokens fit there without "
+        "(`llama31_8b_fifteen_million_15m_on_32xh100`); eight nodes end the stage in ten days.",
         "15M is binary, 15,728,640 tokens; the source's limit is 15,500,000.",
     ),
     stages=(one_step(15 * M, tokens=STEPS * 15 * M, tokens_per_batch=15 * M),),

@@ -10,8 +10,9 @@ tokens of Llama 3 with its ramp and its rate, and about its 1B tokens. One seque
 and a step takes more than two hours on that node.
 
 The source shards parameters over the node, which is not possible with a tiled loss here, and leaves
-no headroom. On its machine ours reaches 4M (`longhaul plan llama3_8b --seq 5M` shows what 5M
-lacks), so the shipped recipe is laid out for one node of H200.
+no headroom. On its machine 5,000K tokens fit with all of Adam on the host, which has not been tried
+on GPUs (`longhaul plan llama3_8b --seq 5000K`); 5M lacks a little more than that, so the shipped
+recipe is laid out for one node of H200.
 """
 
 from recipes.ladders.ultralong import SCHEDULE, one_step
@@ -31,8 +32,8 @@ FIVE_MILLION = Ladder(
         SCHEDULE,
     ),
     departures=(
-        "The source's machine is one node of 8 H100 of 80 GB. By the planner its longest context "
-        "here is 4,194,304 tokens, and 5,242,880 lack 7.5 GiB per GPU: the source shards "
+        "The source's machine is one node of 8 H100 of 80 GB. By the planner 5,120,000 tokens fit "
+        "there with Adam on the host, and 5,242,880 lack 0.05 GiB per GPU: the source shards "
         "parameters, which is not possible with a tiled loss here. So the recipe takes one node "
         "of H200, or two of H100.",
     ),

@@ -16,7 +16,7 @@ from nemo.lightning.ckpt_utils import WEIGHTS_PATH, ckpt_to_dir
 import recipes.nemo2.signatures  # noqa: F401  # before the first config of a NeMo class
 from custom_modules.checkpoints.results_queue import end_results_queue_with_rank
 from custom_modules.cpu.backend import cpu_backend
-from custom_modules.memory.optimizer_on_host import wait_for_weights
+from custom_modules.memory.optimizer_on_host import mend_copies
 from recipes.checkpoints.verified import verified
 from recipes.constraints import fp8
 
@@ -62,10 +62,10 @@ class LongContextStrategy(nl.MegatronStrategy):
             chosen.addHandler(logging.StreamHandler())
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
-        """Set up the optimizer; a part of it on the host waits for what it copies to the device."""
+        """Set up the optimizer, and mend the copies of a part of it that is on the host."""
         super().setup_optimizers(trainer)
         for one in self.optimizers:
-            wait_for_weights(getattr(one, "mcore_optimizer", None))
+            mend_copies(getattr(one, "mcore_optimizer", None))
 
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Save as NeMo does; the process that collects the writers' results ends with this rank."""

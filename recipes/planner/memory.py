@@ -68,7 +68,9 @@ class Memory:
     stage: int
     """Pipeline stage of that rank, from 0."""
     host: float
-    """Largest number of pinned host bytes of a rank."""
+    """Largest number of host bytes of a rank: offloaded activations, and Adam's."""
+    offloaded: float
+    """Largest number of those of activations, which the cap of the offload limits."""
 
     @property
     def total(self) -> float:
@@ -86,8 +88,13 @@ def memory(workload: Workload, kernels: Kernels = FUSED) -> Memory:
     """Return the bytes of the rank with the highest peak, and the most pinned host bytes."""
     stages = workload.unlike
     layer = _Layer(workload, kernels)
-    host = max(_host(workload, layer, stage) for stage in stages)
-    found = [_of_stage(workload, kernels, layer, stage, host) for stage in stages]
+    offloaded = [_offloaded(workload, layer, stage) for stage in stages]
+    adam = [16 * workload.shard(one) * workload.layout.optimizer_offload for one in stages]
+    on_host = {
+        "host": max(map(sum, zip(offloaded, adam, strict=True))),
+        "offloaded": max(offloaded),
+    }
+    found = [_of_stage(workload, kernels, layer, stage, on_host) for stage in stages]
     return max(found, key=lambda one: one.total)
 
 
@@ -97,11 +104,11 @@ def input_bytes(workload: Workload) -> float:
 
 
 def _of_stage(
-    workload: Workload, kernels: Kernels, layer: "_Layer", stage: int, host: float
+    workload: Workload, kernels: Kernels, layer: "_Layer", stage: int, on_host: dict[str, float]
 ) -> Memory:
     fixed = _fixed(workload, kernels, stage)
     moment, held = max(layer.moments(stage), key=lambda one: sum(one[1].values()))
-    return Memory(categories=fixed | held, peak_in=moment, stage=stage, host=host)
+    return Memory(categories=fixed | held, peak_in=moment, stage=stage, **on_host)
 
 
 def _fixed(workload: Workload, kernels: Kernels, stage: int) -> dict[str, float]:
@@ -134,14 +141,13 @@ def _fixed(workload: Workload, kernels: Kernels, stage: int) -> dict[str, float]
     }
 
 
-def _host(workload: Workload, layer: "_Layer", stage: int) -> float:
-    """Return the pinned bytes of offloaded activations and optimizer state."""
+def _offloaded(workload: Workload, layer: "_Layer", stage: int) -> float:
+    """Return the pinned bytes of offloaded activations."""
     layout = workload.layout
     in_flight = workload.chunks_in_flight(stage) / layout.vpp
     numbers = workload.stages[stage]
     held = layer.over(numbers, lambda number: {"host": layer.away(number)})["host"]
-    offloaded = 16 * workload.shard(stage) * layout.optimizer_offload
-    return held * in_flight + offloaded
+    return held * in_flight
 
 
 class _Layer:

@@ -150,7 +150,7 @@ def with_host_cap(found: Plan) -> Plan:
     layout, offload = found.workload.layout, found.workload.layout.offload
     if offload.tensors == "none":
         return found
-    cap = math.ceil(found.memory.host / GiB * 10 + 1) / 10
+    cap = math.ceil(found.memory.offloaded / GiB * 10 + 1) / 10
     with_cap = replace(layout, offload=replace(offload, cap_gib=cap))
     return replace(found, workload=replace(found.workload, layout=with_cap))
 

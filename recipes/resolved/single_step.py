@@ -18,7 +18,7 @@ from megatron.core import parallel_state
 from nemo.lightning import _strategy_lib
 from nemo.lightning.megatron_parallel import MegatronParallel
 
-from custom_modules.memory.optimizer_on_host import wait_for_weights
+from custom_modules.memory.optimizer_on_host import mend_copies
 from custom_modules.profiling.step_memory import Training
 from recipes.resolved.read import layout_of
 
@@ -60,7 +60,7 @@ def training(recipe: nemo_run.Partial, *, rank: int, local_rank: int) -> Trainin
     parallel.init_model_parallel()
     module.optim.on_fit_start(parallel.trainer, module)
     optimizer = module.optim.optimizers(parallel)[0].mcore_optimizer
-    wait_for_weights(optimizer)
+    mend_copies(optimizer)
 
     def step() -> torch.Tensor:
         return parallel.training_step(

@@ -128,7 +128,7 @@ def stated_layout(card: ModelCard, ladder: Ladder, stage: Stage, asked: Machines
 
 def in_its_precision(row: Row, words: str) -> str:
     """Return the words of a layout for a row; if they state no FP8, with that of a row in FP8."""
-    if not row.fp8_source or "fp8:" in words:
+    if row.layout.fp8.recipe == "none" or "fp8:" in words:
         return words
     return f"{words} {words_of(Layout(fp8=row.layout.fp8))}"
 
@@ -177,9 +177,9 @@ def on_machines(row: Row, asked: Machines) -> Row:
         )
     layout = replace(row.layout, dp=dp)
     _require_trainable(row.card, row.ladder, row.stage, layout, machine)
-    scaled = layout != row.layout or machine.gpus_per_node * row.nodes != gpus
-    pinned = SCALED if scaled else row.pinned
     nodes = nodes_for(layout, machine)
+    scaled = (layout, nodes) != (row.layout, row.nodes)
+    pinned = SCALED if scaled else row.pinned
     return replace(row, layout=layout, nodes=nodes, cluster=named, pinned=pinned)
 
 

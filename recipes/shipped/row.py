@@ -25,11 +25,14 @@ class Row:
     """Name of the cluster file it is laid out for; `local` for CPU ranks."""
     nodes: int
     layout: Layout
+    variant: str = ""
+    """End of the name of a further row of a stage, such as `fp8` or `on_1xh100`; empty
+    for its first row."""
     pinned: str = ""
     """What stands behind nodes and layout where the planner does not choose them, by the rule of
     `recipes.shipped.regenerate`; empty where it does."""
-    fp8_source: str = ""
-    """What stands behind training the stage in FP8; empty for a row in bf16."""
+    follows: str = ""
+    """What stands behind a variant whose layout the planner chooses."""
 
     def __call__(self, nodes: int | None = None) -> "PretrainRecipe":
         """Return the recipe, a `nemo_run.Partial`, on these nodes or on its own; needs NeMo.
@@ -58,12 +61,12 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The name it is asked for by: its stage's, or that and `_fp8`."""
-        return f"{self.stage_name}{'_fp8' if self.fp8_source else ''}"
+        """The name it is asked for by."""
+        return f"{self.stage_name}_{self.variant}" if self.variant else self.stage_name
 
     @property
     def stage_name(self) -> str:
-        """The name of its stage and of the stage's folder, in bf16 and in FP8."""
+        """The name of its stage, which its folder in a run has."""
         return recipe_name(self.card, self.ladder, self.stage)
 
     @property
@@ -75,8 +78,8 @@ class Row:
     def source(self) -> str:
         """What stands behind nodes and layout."""
         planned = f"planned: the fewest nodes, from {self.cluster}, that end the stage in ten days"
-        in_fp8 = f"; FP8: {self.fp8_source}" if self.fp8_source else ""
-        return f"{self.pinned or planned}{in_fp8}"
+        follows = f"; {self.variant} follows {self.follows}" if self.follows else ""
+        return f"{self.pinned or planned}{follows}"
 
     def on(self, nodes: int) -> Layout:
         """Return the layout with as many data ranks as `nodes` nodes have room for.

@@ -70,6 +70,7 @@ _MEASURED = "measured on two CPU cores"
 _ON_H100 = "NeMo's runs of Llama 2 7B on H100 at 16K to 1M"
 _ON_B200 = "NeMo's runs of Llama 3 8B on B200 at 8K to 1M"
 _ON_ONE_H100 = "steps of Llama 3.2 1B and of layers of Llama 3.1 8B on one H100"
+_WITHOUT_CP = "no context parallelism, as in NeMo's layout of Llama 2 7B at 16K"
 
 tiny_512 = Row(
     card=TINY,
@@ -115,7 +116,16 @@ llama3_8b_nemo_16k_fp8 = replace(
     cluster="dgx_b200",
     nodes=1,
     layout=Layout(dp=8, tiling=Tiling(loss=True), fp8=Fp8(recipe="mxfp8")),
-    fp8_source=_ON_B200,
+    variant="fp8",
+    follows=_ON_B200,
+)
+
+llama3_8b_nemo_16k_without_cp = replace(
+    llama3_8b_nemo_16k,
+    nodes=1,
+    layout=Layout(dp=8, recompute=Recompute(kind="kept_attention"), tiling=Tiling(loss=True)),
+    variant="without_cp",
+    pinned=_WITHOUT_CP,
 )
 
 llama3_8b_nemo_64k = Row(
@@ -134,7 +144,8 @@ llama3_8b_nemo_64k_fp8 = replace(
     layout=Layout(
         cp=ContextParallel.ulysses(4), dp=2, tiling=Tiling(loss=True), fp8=Fp8(recipe="mxfp8")
     ),
-    fp8_source=_ON_B200,
+    variant="fp8",
+    follows=_ON_B200,
 )
 
 llama3_8b_nemo_128k = Row(
@@ -157,7 +168,8 @@ llama3_8b_nemo_128k_fp8 = replace(
     cluster="dgx_b200",
     nodes=1,
     layout=Layout(cp=ContextParallel.ulysses(8), tiling=Tiling(loss=True), fp8=Fp8(recipe="mxfp8")),
-    fp8_source=_ON_B200,
+    variant="fp8",
+    follows=_ON_B200,
 )
 
 llama2_13b_llama2_long_32k = Row(
@@ -398,7 +410,8 @@ llama2_7b_lwm_256k_fp8 = replace(
         offload=Offload(tensors="both", cap_gib=129.1),
         fp8=Fp8(recipe="blockwise"),
     ),
-    fp8_source=_ON_H100,
+    variant="fp8",
+    follows=_ON_H100,
 )
 
 llama2_7b_lwm_512k = Row(
@@ -440,7 +453,8 @@ llama2_7b_lwm_1m_fp8 = replace(
         offload=Offload(tensors="both", cap_gib=64.6),
         fp8=Fp8(recipe="blockwise"),
     ),
-    fp8_source=_ON_H100,
+    variant="fp8",
+    follows=_ON_H100,
 )
 
 llama2_7b_yarn_64k = Row(
@@ -974,7 +988,7 @@ llama3_8b_five_million_5m = Row(
         tiling=Tiling(loss=True, mlp=True),
         offload=Offload(tensors="inputs", cap_gib=160.1),
     ),
-    pinned="one node, as the source's; 80 GB a GPU hold 4M here",
+    pinned="one node, as the source's; 80 GB a GPU hold 5,000K here",
 )
 
 llama31_8b_fifteen_million_15m = Row(
@@ -989,6 +1003,20 @@ llama31_8b_fifteen_million_15m = Row(
         tiling=Tiling(loss=True, mlp=True),
         offload=Offload(tensors="both", cap_gib=121.1),
     ),
+)
+
+llama31_8b_fifteen_million_15m_on_32xh100 = replace(
+    llama31_8b_fifteen_million_15m,
+    nodes=4,
+    layout=Layout(
+        tp=2,
+        cp=ContextParallel.hybrid(ulysses=1, ring=16, heads_per_stage=1),
+        recompute=Recompute(kind="full"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="inputs", cap_gib=120.1),
+    ),
+    variant="on_32xh100",
+    pinned="planned for the source's machine, four nodes",
 )
 
 llama3_8b_llama31_16k = Row(
@@ -1007,6 +1035,16 @@ llama3_8b_llama31_32k = Row(
     cluster="dgx_h100",
     nodes=4,
     layout=Layout(cp=ContextParallel.ulysses(8), dp=4),
+)
+
+llama3_8b_llama31_32k_without_cp = replace(
+    llama3_8b_llama31_32k,
+    nodes=4,
+    layout=Layout(
+        dp=32, recompute=Recompute(kind="kept_attention"), tiling=Tiling(loss=True, mlp=True)
+    ),
+    variant="without_cp",
+    pinned=_WITHOUT_CP,
 )
 
 llama3_8b_llama31_48k = Row(
@@ -1064,7 +1102,8 @@ llama31_8b_nemo_16k_fp8 = replace(
         tiling=Tiling(loss=True),
         fp8=Fp8(recipe="blockwise"),
     ),
-    fp8_source=_ON_H100,
+    variant="fp8",
+    follows=_ON_H100,
 )
 
 llama31_8b_nemo_64k = Row(
@@ -1085,7 +1124,22 @@ llama31_8b_nemo_64k_fp8 = replace(
         tiling=Tiling(loss=True),
         fp8=Fp8(recipe="blockwise"),
     ),
-    fp8_source=_ON_H100,
+    variant="fp8",
+    follows=_ON_H100,
+)
+
+llama31_8b_nemo_64k_on_1xh100 = replace(
+    llama31_8b_nemo_64k,
+    nodes=1,
+    layout=Layout(
+        cp=ContextParallel.head_chunked(1),
+        recompute=Recompute(kind="kept_attention"),
+        tiling=Tiling(loss=True, mlp=True),
+        offload=Offload(tensors="both", cap_gib=32.4),
+        optimizer_offload=0.8,
+    ),
+    variant="on_1xh100",
+    pinned="planned for 1 GPU of dgx_h100 and 256 GiB of host memory; not run on a GPU",
 )
 
 llama31_8b_nemo_128k = Row(
@@ -1112,7 +1166,8 @@ llama31_8b_nemo_128k_fp8 = replace(
         tiling=Tiling(loss=True, mlp=True),
         fp8=Fp8(recipe="tensorwise", bf16_first=1, bf16_last=1),
     ),
-    fp8_source=_ON_ONE_H100,
+    variant="fp8",
+    follows=_ON_ONE_H100,
 )
 
 llama32_1b_nemo_16k = Row(
@@ -1142,7 +1197,8 @@ llama32_1b_nemo_64k_fp8 = replace(
         tiling=Tiling(loss=True),
         fp8=Fp8(recipe="tensorwise", bf16_first=1, bf16_last=1),
     ),
-    fp8_source=_ON_ONE_H100,
+    variant="fp8",
+    follows=_ON_ONE_H100,
 )
 
 llama32_1b_nemo_128k = Row(
@@ -1163,7 +1219,8 @@ llama32_1b_nemo_128k_fp8 = replace(
         tiling=Tiling(loss=True),
         fp8=Fp8(recipe="tensorwise", bf16_first=1, bf16_last=1),
     ),
-    fp8_source=_ON_ONE_H100,
+    variant="fp8",
+    follows=_ON_ONE_H100,
 )
 
 llama3_70b_nemo_16k = Row(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewrite the golden files.
 
-Resolved trees of shipped recipes as YAML, the last of each ladder and of each kind of FP8; batch
-scripts of a dry run.
+Resolved trees of shipped recipes as YAML: the last of each ladder, one of each kind of FP8, and
+every other variant; batch scripts of a dry run.
 """
 
 import tempfile
@@ -13,17 +13,16 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def resolved() -> dict[str, str]:
-    """Return the YAML of the longest recipe of each ladder and each kind of FP8, of tiny all."""
+    """Return the YAML by name: the longest recipe of each ladder, all of tiny, and variants."""
     from recipes.resolved import yaml_file
     from recipes.shipped.factories import FACTORIES
     from recipes.shipped.table import ROWS
 
     chosen = [name for name, row in ROWS.items() if row.ladder.name == "tiny"]
-    kinds = {
-        row.layout.fp8.recipe if row.fp8_source else row.ladder.name: name
-        for name, row in ROWS.items()
-    }
-    chosen += kinds.values()
+    in_fp8 = {row.layout.fp8.recipe: name for name, row in ROWS.items() if row.variant == "fp8"}
+    chosen += {row.ladder.name: name for name, row in ROWS.items() if not row.variant}.values()
+    chosen += [name for name, row in ROWS.items() if row.variant not in ("", "fp8")]
+    chosen += in_fp8.values()
     return {name: yaml_file.dump(FACTORIES[name]()) for name in dict.fromkeys(chosen)}
 
 

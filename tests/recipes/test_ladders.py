@@ -100,20 +100,26 @@ def test_ladders_whose_source_began_with_a_tuned_model_say_so():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "nodes"), [("five_million", 1), ("fifteen_million", 4)])
-def test_how_far_the_planner_is_from_a_source_s_machine_is_what_it_says(name, nodes):
-    from recipes.planner.search.alternatives import lacks, max_length
+def test_what_fits_the_machine_of_a_source_is_what_the_ladder_says():
+    from recipes.planner.search.alternatives import lacks
     from recipes.planner.search.ranking import search
     from recipes.planner.search.request import of_stage
     from recipes.spec.layout import Fp8
 
-    ladder, machine = LADDERS[name], cluster.load("dgx_h100")
-    [stage], gpus = ladder.stages, nodes * machine.gpus_per_node
-    asked = of_stage(CARDS[ladder.cards[0]], stage, machine, gpus=gpus, fp8=Fp8())
-    short = lacks(search(asked).nearest).removeprefix("lacks ").removesuffix(" of GPU memory")
-    said = " ".join(ladder.departures)
-    assert f"{stage.seq_length:,} lack {short} per GPU" in said
-    assert f"{max_length(asked):,} tokens" in said
+    machine = cluster.load("dgx_h100")
+    asked, said = {}, {}
+    for name, nodes in (("five_million", 1), ("fifteen_million", 4)):
+        ladder = LADDERS[name]
+        asked[name] = of_stage(
+            CARDS[ladder.cards[0]], ladder.stages[0], machine, gpus=8 * nodes, fp8=Fp8()
+        )
+        said[name] = " ".join(ladder.departures)
+    short = lacks(search(asked["five_million"]).nearest).removesuffix(" of GPU memory")
+    assert f"5,242,880 {short.replace('lacks', 'lack')} per GPU" in said["five_million"]
+    assert "5,120,000 tokens fit there with Adam on the host" in said["five_million"]
+    assert search(asked["five_million"].at_length(5_120_000)).plans[0].untried
+    assert "15,728,640 tokens fit there" in said["fifteen_million"]
+    assert not search(asked["fifteen_million"]).plans[0].untried
 
 
 EXTENDED = {"olmo3_7b", "olmo3_32b", "smollm3_3b", "gemma3_270m", "gemma3_1b"}

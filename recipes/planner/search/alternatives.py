@@ -65,10 +65,14 @@ def lacks(one: Plan) -> str:
     """Return as text what a plan that does not fit lacks."""
     short_of = []
     if one.short > 0:
-        short_of.append(f"{one.short / GiB:.1f} GiB of GPU memory")
+        short_of.append(f"{_gib(one.short)} of GPU memory")
     if one.host_short > 0:
-        short_of.append(f"{one.host_short / GiB:.1f} GiB of host memory a rank")
+        short_of.append(f"{_gib(one.host_short)} of host memory a rank")
     return f"lacks {' and '.join(short_of)}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / GiB:.{1 if size > 0.1 * GiB else 2}f} GiB"
 
 
 def _even_sizes(question: SearchRequest) -> str:

@@ -100,7 +100,9 @@ def adam_on_host(question: SearchRequest, layout: Layout, held: Memory) -> Itera
     the fullest may be another one, so a layout with all of Adam on the host follows.
     """
     lacking, _ = short(held, question.cluster)
-    share = math.ceil(HOST_SHARES * lacking / held.categories["optimizer"])
+    if not (on_gpu := held.categories["optimizer"]):
+        return
+    share = math.ceil(HOST_SHARES * lacking / on_gpu)
     if share <= HOST_SHARES:
         yield replace(layout, optimizer_offload=share / HOST_SHARES)
     if share < HOST_SHARES and layout.pp > 1:

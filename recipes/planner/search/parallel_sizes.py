@@ -24,6 +24,8 @@ LARGEST_CLUSTER = 2**20
 """Largest number of GPUs that is planned for."""
 MICRO_BATCH_BELOW = 16 * K
 """Tokens per rank below which larger micro-batches are tried."""
+RING_BY_HEADS_ABOVE = 512 * K
+"""Tokens per rank above which a ring takes one head at a time: it holds the least of all kinds."""
 
 
 def parallel_sizes(question: SearchRequest, ruled_out: Counter[str]) -> Iterator[Layout]:
@@ -137,6 +139,8 @@ def _kinds(question: SearchRequest, tp: int, cp: int) -> Iterator[ContextParalle
         if chunks and stage_sizes(heads, kv_heads, cp)[0] < heads:
             yield ContextParallel.head_chunked(cp)
     yield ContextParallel.ring(cp)
+    if chunks and heads > 1 and question.seq_length // cp > RING_BY_HEADS_ABOVE:
+        yield ContextParallel.hybrid(ulysses=1, ring=cp, heads_per_stage=1)
     inside = [
         size
         for size in divisors(cp)

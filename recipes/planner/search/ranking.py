@@ -172,8 +172,11 @@ class _Ranking:
             full += [{**settings, "optimizer_offload": 1.0} for settings in full]
             full += with_sharded_parameters(self.question, shape)[-2:]
             for layout in (replace(shape, **settings) for settings in full):
-                missing = sum(max(0, size) for size in self._short(self._held(layout)))
+                missing = self._missing(held := self._held(layout))
                 lacking.append((missing, layout))
+                if self._short(held)[0] > 0 and layout.sharding == "optimizer":
+                    moved = adam_on_host(self.question, layout, held)
+                    lacking += [(self._missing(self._held(one)), one) for one in moved]
         if not lacking:
             return None
         return self.question.plan(min(lacking, key=lambda one: one[0])[1])
@@ -276,6 +279,10 @@ class _Ranking:
 
     def _short(self, held: Memory) -> tuple[float, float]:
         return short(held, self.cluster)
+
+    def _missing(self, held: Memory) -> float:
+        """Return the bytes that GPU and host lack together."""
+        return sum(max(0, size) for size in self._short(held))
 
     def _held(self, layout: Layout) -> Memory:
         return memory(self.question.workload(layout), self.kernels)

@@ -10,7 +10,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 
-from custom_modules.memory.optimizer_on_host import wait_for_weights
+from custom_modules.memory.optimizer_on_host import mend_copies
 from custom_modules.rope.config import RopeScaling
 from tests.custom_modules.support import llamas
 from tests.custom_modules.support.device_stand_ins import HostIsApart
@@ -108,8 +108,31 @@ def test_what_follows_a_step_waits_for_the_weights_that_it_copied(monkeypatch):
         )  # fmt: skip
         optimizer._h2d_stream = Stream("to device", queued)
         optimizer._d2h_stream = Stream("to host", queued)
-        wait_for_weights(SimpleNamespace(optimizer=optimizer))
+        mend_copies(SimpleNamespace(optimizer=optimizer))
         weight.grad = torch.ones(8)
         optimizer.step()
     assert ("current", "waits for", "to host") in queued  # Megatron-Core's own
     assert queued[-1] == ("current", "waits for", "to device")
+
+
+@pytest.mark.usefixtures("megatron_rank")
+def test_weights_on_the_host_are_pinned_in_fp32_also_after_a_load():
+    weight = torch.nn.Parameter(torch.arange(8.0, dtype=torch.bfloat16))
+    with HostIsApart() as host:
+        optimizer = HybridDeviceOptimizer(
+            [weight], offload_fraction=1.0, cpu_optimizer_cls=torch.optim.AdamW,
+            gpu_optimizer_cls=torch.optim.AdamW, pin_cpu_grads=False, param_update_in_fp32=True,
+            overlap_cpu_optimizer_d2h_h2d=True, lr=0.5,
+        )  # fmt: skip
+        mend_copies(SimpleNamespace(optimizer=optimizer))
+        for _ in range(2):
+            (copy,) = optimizer.cpu_copys_map_gpu_param
+            before = copy.clone()
+            assert torch.equal(weight, before.bfloat16())
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+            assert (copy < before).all()
+            assert torch.equal(weight, copy.bfloat16())
+            assert copy.data_ptr() in [one.data_ptr() for one in host.pinned]
+            optimizer.load_state_dict(optimizer.state_dict())
+            assert copy is not next(iter(optimizer.cpu_copys_map_gpu_param))

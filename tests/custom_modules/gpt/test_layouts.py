@@ -36,6 +36,7 @@ LAYOUTS = {
         "ring": RING,
         "ulysses": ULYSSES,
         "head-chunked by 4": ContextParallelKind(kind="head_chunked"),
+        "ring by 1": ContextParallelKind(kind="hybrid", ulysses=1, heads_per_stage=1),
         "hybrid 2x2": ContextParallelKind(kind="hybrid", ulysses=2),
         "hybrid 2x2 by 2": ContextParallelKind(kind="hybrid", ulysses=2, heads_per_stage=2),
         "hybrid 2x2 by 8": ContextParallelKind(kind="hybrid", ulysses=2, heads_per_stage=8),

@@ -17,6 +17,7 @@ class HostIsApart(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.on_host: list[torch.Tensor] = []
+        self.pinned: list[torch.Tensor] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -24,6 +25,9 @@ class HostIsApart(TorchFunctionMode):
         if func == torch.Tensor.is_cuda.__get__:
             return not self._has(args[0])
         out = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.pin_memory:
+            out = out.clone()
+            self.pinned.append(out)
         if func is torch.Tensor.pin_memory or (func in STAYS and self._has(args[0])):
             self.on_host.append(out)
         return out

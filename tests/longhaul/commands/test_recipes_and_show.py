@@ -210,6 +210,21 @@ def test_every_command_that_a_page_names_is_there_with_its_options():
             assert there[name].make_context(name, words).params
 
 
+def test_a_variant_is_trained_by_its_own_name_or_layout():
+    alone, many = (
+        [line for line, _ in show.commands(ROWS[name])]
+        for name in (
+            "llama31_8b_nemo_64k_on_1xh100",
+            "llama31_8b_fifteen_million_15m_on_32xh100",
+        )
+    )
+    assert alone[-1] == "longhaul pretrain --factory llama31_8b_nemo_64k_on_1xh100"
+    assert "longhaul show llama31_8b_nemo_16k" in alone
+    assert many[-1].endswith(
+        "--layout 'tp2 hybrid1x16/1 full tile-loss tile-mlp offload-inputs:120.1'"
+    )
+
+
 def test_a_first_stage_has_none_before_it_and_a_later_one_names_it():
     first = [line for line, _ in show.commands(ROWS["tiny_512"])]
     later = [line for line, _ in show.commands(ROWS["tiny_2k"])]

@@ -27,7 +27,7 @@ from recipes.planner.kernels import (
     Scratch,
 )
 from recipes.planner.memory import memory
-from recipes.planner.plan import plan
+from recipes.planner.plan import capped, plan
 from recipes.planner.workload import FULLEST_EXPERTS, Workload
 from recipes.spec import cluster
 from recipes.spec.layout import ContextParallel, Fp8, Layout
@@ -196,6 +196,16 @@ def test_every_other_layer_offloaded_is_half_of_the_host():
 def test_the_optimizer_on_the_host_takes_sixteen_bytes_a_parameter_over_its_ranks():
     away = memory(workload(dp=4, optimizer_offload=1.0))
     assert away.host == 16 * LLAMA31_8B.parameters / 4
+
+
+def test_the_cap_of_an_offload_limits_activations_and_not_the_optimizer():
+    offload = Offload(tensors="inputs", cap_gib=1e6)
+    with_adam = workload(recompute=FULL, offload=offload, optimizer_offload=0.5)
+    found = memory(with_adam)
+    assert found.offloaded == memory(workload(recompute=FULL, offload=offload)).host
+    assert found.host - found.offloaded == 8 * LLAMA31_8B.parameters
+    cap = capped(with_adam, H100).workload.layout.offload.cap_gib
+    assert 0 < cap * GiB - found.offloaded < 0.2 * GiB
 
 
 def test_the_first_of_two_stages_holds_two_forwards_and_the_last_the_loss():

@@ -61,6 +61,7 @@ def test_a_recipe_passes_its_own_check(name):
 def test_a_name_is_card_ladder_and_length(name):
     recipe = built(name)
     card = max((card for card in CARDS.values() if name.startswith(card.name)), key=_by_name)
+    name = name.removesuffix(f"_{ROWS[name].variant}")
     said, _, length = name.rpartition("_")
     rest = name.removeprefix(card.name).lstrip("_")
     ladder = LADDERS.get(rest) or LADDERS[said.removeprefix(card.name).lstrip("_") or card.name]

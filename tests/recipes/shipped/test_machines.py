@@ -103,6 +103,13 @@ def test_a_shipped_recipe_says_that_its_replicas_are_others():
         on_machines(ROW, Machines(nodes=256))
 
 
+def test_a_recipe_for_one_gpu_stays_as_it_is_on_one_and_has_replicas_on_more():
+    alone = ROWS["llama31_8b_nemo_64k_on_1xh100"]
+    assert on_machines(alone, Machines(gpus=1)) == alone
+    two = on_machines(alone, Machines(gpus=2))
+    assert (two.layout.dp, two.nodes, two.pinned) == (2, 1, SCALED)
+
+
 def test_a_shipped_recipe_is_refused_on_a_part_of_a_replica():
     with pytest.raises(ValueError, match="takes 8 GPUs a replica") as told:
         on_machines(ROW, Machines(gpus=4))

@@ -32,25 +32,30 @@ def test_every_ladder_of_a_card_has_a_row_for_each_stage():
         lengths = [
             row.seq_length
             for row in ROWS.values()
-            if (row.card.name, row.ladder.name, row.fp8_source) == (card, name, "")
+            if (row.card.name, row.ladder.name, row.variant) == (card, name, "")
         ]
         assert lengths == [stage.seq_length for stage in ladder.stages]
 
 
-IN_FP8 = [row for row in ROWS.values() if row.fp8_source]
+IN_FP8 = [row for row in ROWS.values() if row.variant == "fp8"]
 
 
-def test_a_row_in_fp8_is_the_stage_of_the_row_in_bf16_that_it_follows():
-    order = list(ROWS)
+def test_a_variant_lays_out_a_stage_that_has_a_row_in_another_way():
+    variants = {name: row for name, row in ROWS.items() if row.variant}
+    assert "llama31_8b_nemo_64k_on_1xh100" in variants
+    for name, row in variants.items():
+        first = ROWS[name.removesuffix(f"_{row.variant}")]
+        assert (row.stage, row.stage_name) == (first.stage, first.name)
+        assert row.layout != first.layout
+        assert bool(row.pinned) != bool(row.follows)
+        assert row.source.endswith(row.pinned or f"; {row.variant} follows {row.follows}")
+        assert FACTORIES[name]().log.name == first.name  # its folder in a run
+
+
+def test_a_row_in_fp8_has_a_first_row_in_bf16():
     assert len(IN_FP8) >= 8
     for row in IN_FP8:
-        before = ROWS[order[order.index(row.name) - 1]]
-        assert row.name == f"{before.name}_fp8"
-        assert (row.card, row.ladder, row.seq_length) == (
-            before.card, before.ladder, before.seq_length,
-        )  # fmt: skip
-        assert before.layout.fp8.recipe == "none" != row.layout.fp8.recipe
-        assert row.source == f"{replace(row, fp8_source='').source}; FP8: {row.fp8_source}"
+        assert ROWS[row.stage_name].layout.fp8.recipe == "none" != row.layout.fp8.recipe
 
 
 def test_the_recipe_of_a_row_in_fp8_differs_from_the_one_in_bf16_in_its_layout_alone():

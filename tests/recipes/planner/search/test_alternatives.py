@@ -2,11 +2,12 @@
 """The longest context, and what is offered where nothing fits, agree with the search."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from recipes.models import CARDS
-from recipes.notation.layout import layout_from
+from recipes.notation.layout import layout_from, words_of
 from recipes.planner.feasibility import violations
 from recipes.planner.memory import memory
 from recipes.planner.plan import host_cap
@@ -20,13 +21,17 @@ from recipes.planner.search.alternatives import (
 )
 from recipes.planner.search.parallel_sizes import LARGEST_CLUSTER
 from recipes.planner.search.ranking import fits, search
+from recipes.planner.search.request import of_stage
+from recipes.shipped.table import ROWS
 from recipes.spec import cluster
+from recipes.spec.layout import Fp8
 from recipes.spec.units import GiB, K, M
 from tests.recipes.planner.search.questions import H100, question
 
 FULL = "full tile-loss tile-mlp"
 LONG = [
     ("llama31_8b", "dgx_h100", f"tp2 ulysses4 {FULL} offload-inputs:143.1 adam-on-host:1", 3072),
+    ("llama31_8b", "dgx_h100", f"tp2 hybrid1x4/1 {FULL} offload-inputs:144.1 adam-on-host:1", 4608),
     ("llama31_8b", "dgx_h100", f"head_chunked1 {FULL} offload-inputs:223.8 adam-on-host:1", 416),
     ("llama31_8b", "dgx_h100", f"tp2 head_chunked1 {FULL} offload-inputs:220 adam-on-host:1", 1152),
     (
@@ -190,7 +195,7 @@ def test_where_nothing_fits_it_is_said_what_is_short_and_what_would_do():
     assert not answer.plans
     said = why_not(asked, answer)
     assert "8,388,608 tokens fits 8 GPUs of dgx_h100; the nearest lacks" in said
-    assert "32 GPUs would do" in said
+    assert "16 GPUs would do" in said
     assert "these GPUs reach" in said
 
 
@@ -210,3 +215,57 @@ def test_more_gpus_than_any_cluster_has_are_never_offered():
     said = why_not(asked, search(asked))
     assert said.startswith("no layout of llama31_405b")
     assert f"{2 * LARGEST_CLUSTER} GPUs" not in said
+
+
+DOCS = Path(__file__).parents[4] / "docs"
+PAGE = (DOCS / "planner.md").read_text()
+
+
+def described(plan) -> str:
+    """Return layout, tokens/s of a GPU and GiB of GPU and host as the cells of a table."""
+    held = (plan.memory.total / GiB, plan.memory.host / GiB)
+    rate = f"{plan.time.tokens_per_gpu_second:,.0f}"
+    return f"`{words_of(plan.workload.layout)}` | {rate} | {held[0]:.1f} | {held[1]:.1f} |"
+
+
+def test_the_page_says_what_one_gpu_holds_with_less_host_memory():
+    for size in (64, 128, 256):
+        alone = replace(H100, gpus_per_node=1, host_memory_gib=size)
+        asked = question(cluster=alone, gpus=1, seq_length=64 * K)
+        reached = max_length(asked)
+        if not reached:
+            assert f"| {size} GiB | none | {lacks(search(asked.at_length(K)).nearest)} |" in PAGE
+            continue
+        longest_plan = search(asked.at_length(reached)).plans[0]
+        assert f"| {size} GiB | {reached // K}K | {described(longest_plan)}" in PAGE
+        for batch, name in ((4 * M, "4M tokens"), (64 * K, "one sequence")):
+            plan = search(replace(asked, tokens_per_batch=batch)).plans[0]
+            assert f"| {size} GiB | 64K, {name} a step | {described(plan)}" in PAGE
+
+
+def test_the_page_says_what_one_node_holds_of_five_million_tokens():
+    for size, lengths in ((1024, (1024, 2048, 3072)), (2048, (1024, 2048, 3072, 4096, 5000))):
+        asked = question(cluster=replace(H100, host_memory_gib=size), gpus=8)
+        for length in lengths:
+            one = replace(asked, seq_length=length * K, tokens_per_batch=length * K)
+            plan = search(one).plans[0]
+            assert f"| {size // 1024} TiB | {length:,}K | {described(plan)}" in PAGE
+        longer = replace(asked, seq_length=5 * M, tokens_per_batch=5 * M)
+        assert not search(longer).plans
+    held = search(longer).nearest.memory.categories
+    assert f"{held['gradients'] / GiB:.1f} GiB of gradients" in PAGE
+    assert f"{held['attention'] / GiB:.1f} GiB of attention" in PAGE
+
+
+@pytest.mark.parametrize("name", ["llama3_8b_nemo_16k", "llama3_8b_llama31_32k"])
+def test_the_page_says_how_fast_a_recipe_is_with_and_without_context_parallelism(name):
+    page = (DOCS / "context_parallelism.md").read_text()
+    rates = []
+    for row in (ROWS[name], ROWS[f"{name}_without_cp"]):
+        gpus = row.layout.world_size
+        asked = of_stage(row.card, row.stage, cluster.load(row.cluster), gpus=gpus, fp8=Fp8())
+        plan = asked.plan(row.layout)
+        assert plan.fits
+        rates.append(plan.time.tokens_per_gpu_second)
+        assert f"{rates[-1]:,.0f}" in page
+    assert rates[0] > rates[1]
