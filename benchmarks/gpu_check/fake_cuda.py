@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers in CUDA's place: eight H100s whose tensors have shapes, dtypes and devices but no data.
+"""Answers in CUDA's place: eight GPUs whose tensors have shapes, dtypes and devices but no data.
 
 PyTorch's fake tensors (`FakeTensorMode`) run an operator's shape rules instead of its kernel. What
 asks the driver itself is answered here. Needs a build of torch with CUDA, and no GPU.
@@ -15,12 +15,10 @@ import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-GPUS = 8
+GPUS, HOPPER = 8, (9, 0)
 BYTES = 80 * 2**30
 PROPERTIES = SimpleNamespace(
     name="NVIDIA H100 80GB HBM3",
-    major=9,
-    minor=0,
     total_memory=BYTES,
     multi_processor_count=132,
     warp_size=32,
@@ -70,15 +68,17 @@ def _nothing() -> Callable[..., None]:
     return lambda *_, **__: None
 
 
-def _answers() -> dict[str, Callable[..., Any]]:
+def _answers(capability: tuple[int, int]) -> dict[str, Callable[..., Any]]:
     """Return functions of torch.cuda by name."""
+    major, minor = capability
+    properties = SimpleNamespace(**vars(PROPERTIES) | {"major": major, "minor": minor})
     fixed: dict[str, Any] = {
         "is_available": True,
         "is_initialized": True,
         "device_count": GPUS,
         "current_device": 0,
-        "get_device_capability": (9, 0),
-        "get_device_properties": PROPERTIES,
+        "get_device_capability": capability,
+        "get_device_properties": properties,
         "get_device_name": PROPERTIES.name,
         "mem_get_info": (BYTES, BYTES),
         "is_bf16_supported": True,
@@ -138,8 +138,11 @@ def _apply(
 
 
 @contextmanager
-def fake_cuda() -> Iterator[FakeTensorMode]:
-    """Answer in CUDA's place in this context; its tensors are fake in the mode that it gives."""
+def fake_cuda(capability: tuple[int, int] = HOPPER) -> Iterator[FakeTensorMode]:
+    """Answer in CUDA's place in this context; its tensors are fake in the mode that it gives.
+
+    All but the compute capability are an H100's.
+    """
     import nemo.collections.llm  # noqa: F401  # what it imports must not see what is patched here
     from megatron.core.tensor_parallel import random
 
@@ -148,7 +151,7 @@ def fake_cuda() -> Iterator[FakeTensorMode]:
         def patch(owner: object, name: str, value: object) -> None:
             stack.enter_context(mock.patch.object(owner, name, value))
 
-        for name, answer in _answers().items():
+        for name, answer in _answers(capability).items():
             patch(torch.cuda, name, answer)
         for name in ("range_push", "range_pop", "mark"):
             patch(torch.cuda.nvtx, name, _nothing())

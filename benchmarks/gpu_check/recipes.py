@@ -25,11 +25,9 @@ from recipes.spec.layout import ContextParallel, Fp8
 TREE = Path(__file__).resolve().parents[2]
 
 PLAIN: dict[str, Any] = {"cp": ContextParallel.ulysses(4), "tiling": Tiling()}
-"""FP8 does not go with attention that chunks heads."""
+"""Megatron FSDP does not go with attention that chunks heads."""
 VARIANTS: dict[str, dict[str, Any]] = {
-    "FP8 delayed": PLAIN | {"fp8": Fp8(recipe="delayed")},
-    "FP8 tensorwise": PLAIN | {"fp8": Fp8(recipe="tensorwise")},
-    "FP8 blockwise": PLAIN | {"fp8": Fp8(recipe="blockwise")},
+    "FP8 delayed": {"fp8": Fp8(recipe="delayed")},
     "optimizer on the host": {"optimizer_offload": 1.0},
     "half of it on the host": {"optimizer_offload": 0.5},
     "optimizer not sharded": {"sharding": "none"},
@@ -47,7 +45,7 @@ VARIED: dict[str, dict[str, dict[str, Any]]] = {
     },
 }  # fmt: skip
 """What is varied, by recipe."""
-LEAST = {"FP8": 0.5, "Megatron FSDP of experts": 0.5, "Megatron FSDP": 0.75}
+LEAST = {"FP8": 0.5, "_fp8": 0.5, "Megatron FSDP of experts": 0.5, "Megatron FSDP": 0.75}
 """Least ratios of bytes held to the planner's, which counts too what the first step makes: FP8
 copies of weights, layers that are gathered, which are large with all experts. Of all others it is
 0.99. The first name that is part of a layout's counts."""
@@ -79,9 +77,8 @@ class Constructed:
 
 
 def gpu_rows() -> list[Row]:
-    """Return the shipped recipes for GPUs in bf16; FP8 is one of the ways that are varied."""
-    cuda = [row for row in ROWS.values() if row.layout.device == "cuda"]
-    return [row for row in cuda if row.variant != "fp8"]
+    """Return the shipped recipes for GPUs."""
+    return [row for row in ROWS.values() if row.layout.device == "cuda"]
 
 
 def labelled(rows: list[Row]) -> list[tuple[str, Row]]:
@@ -102,7 +99,8 @@ def constructed(call: tuple[str, Row]) -> Constructed:
     try:
         quiet()
         recipe = row()
-        with rank_of(ranks, rank), fake_cuda(), real_meshes():
+        capability = cluster.load(row.cluster).gpu.capability
+        with rank_of(ranks, rank), fake_cuda(capability), real_meshes():
             _, trainer = connected(recipe)
             trainer.strategy.setup_megatron_parallel(trainer)
             chunks = list(trainer.strategy.megatron_parallel)
