@@ -85,7 +85,8 @@ class Degrees:
 
     def __str__(self) -> str:
         sizes = f"all-to-all {self.ulysses} x ring {self.ring}"
-        stages = f", {self.heads_per_stage} heads a stage" if self.heads_per_stage else ""
+        heads = "1 head" if self.heads_per_stage == 1 else f"{self.heads_per_stage} heads"
+        stages = f", {heads} a stage" if self.heads_per_stage else ""
         return f"{self.kind} ({sizes}{stages}): {self.reason}"
 
 

@@ -125,8 +125,9 @@ def stage_command(
     """Return the command that trains a layout as a stage of a ladder; None if there is none."""
     card = question.card
     row = None if card.path else shipped_row(card, ladder, stage)  # that of the card's name
-    if row is not None and (in_fp8 := ROWS.get(f"{row.name}_fp8")) and in_fp8.layout == layout:
-        row = in_fp8
+    if row is not None:
+        rows = [one for one in ROWS.values() if one.stage_name == row.name]
+        row = next((one for one in rows if (one.cluster, one.layout) == (cluster, layout)), row)
     shipped = row if row is not None and row.cluster == cluster else None
     recipe = Recipe(
         card=card, ladder=ladder, stage=stage, cluster=cluster, shipped=shipped, store=store

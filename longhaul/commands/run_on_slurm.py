@@ -160,7 +160,9 @@ def run_on_cluster(
             texts = scripts(plan.name, jobs, plan.run / "launch")
         for name, script in texts.items():
             typer.echo(f"# ---- {name}\n{script}")
-        note(f"{len(jobs)} jobs, each after the one before; without --dryrun they are submitted")
+        chain = "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs, each after the one before"
+        submitted = "it is submitted" if len(jobs) == 1 else "they are submitted"
+        note(f"{chain}; without --dryrun {submitted}")
         return
     with held_back("submitting"):
         numbers = submit(plan.name, jobs, plan.run / "launch")

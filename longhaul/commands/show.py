@@ -162,6 +162,7 @@ def _stage(stage: "Stage", card: "ModelCard") -> dict[str, Any]:
 def commands(row: "Row") -> Iterator[tuple[str, str]]:
     """Yield the commands to type next, each with its purpose."""
     from longhaul.terminal.next_commands import sized, submitted
+    from recipes.notation.layout import words_of
     from recipes.shipped.machines import STATED
     from recipes.shipped.table import ROWS
     from recipes.spec.naming import recipe_name
@@ -185,8 +186,8 @@ def commands(row: "Row") -> Iterator[tuple[str, str]]:
         options = " ".join(f"--{name} {value}" for name, value in asked.items())
         if ladder.path:
             options = f"--ladder {ladder.word} --cluster {asked['cluster']}"
-        if row.layout.fp8.recipe != "none":
-            options += f" --fp8 {row.layout.fp8.recipe}"
+        if row.variant or row.pinned in STATED:
+            options += f" --layout {shlex.quote(words_of(row.layout))}"
         sizes = sized(row.layout.world_size, row.cluster)
         yield f"longhaul plan {card.word} {options} {sizes}", "its memory and time"
     if row.stage.start == "previous":

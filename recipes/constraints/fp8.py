@@ -77,6 +77,8 @@ def refusal(recipe: Fp8Recipe, capability: tuple[int, int], cuda: tuple[int, int
     with_cuda = f"{device} and CUDA {cuda[0]}.{cuda[1]}"
     if recipe == "none":
         return None
+    if capability < (8, 9):
+        return f"fp8 {recipe} needs 8.9 (Ada) or newer, and {device}; leave fp8 out"
     if recipe == "mxfp8":
         if capability < (10, 0):
             others = "tensorwise or blockwise" if capability >= (9, 0) else "tensorwise"
@@ -88,8 +90,6 @@ def refusal(recipe: Fp8Recipe, capability: tuple[int, int], cuda: tuple[int, int
             return (
                 f"fp8 blockwise needs 9.0 (Hopper) and CUDA 12.9, and {with_cuda}; take tensorwise"
             )
-    elif capability < (8, 9):
-        return f"fp8 {recipe} needs 8.9 (Ada), and {device}; leave fp8 out"
     elif capability < (9, 0) and cuda < (12, 1):
         return f"fp8 {recipe} needs CUDA 12.1 on Ada, and {with_cuda}; leave fp8 out"
     return None

@@ -119,8 +119,7 @@ def offload_optimizer(recipe: run.Partial, fraction: float) -> None:
 def compute_in_fp8(recipe: run.Partial, fp8: Fp8) -> None:
     """Set the FP8 recipe in NeMo's precision plugin, which overwrites the model's FP8 fields."""
     plugin = recipe.trainer.plugins
-    # Formats of Transformer Engine's own recipes: block scales keep gradients in range.
-    plugin.fp8 = "e4m3" if fp8.recipe in ("blockwise", "mxfp8") else "hybrid"
+    plugin.fp8 = fp8.format
     plugin.fp8_recipe = fp8.recipe
     plugin.first_last_layers_bf16 = bool(fp8.bf16_first or fp8.bf16_last)
     plugin.num_layers_at_start_in_bf16 = fp8.bf16_first

@@ -83,7 +83,7 @@ def _nothing(word: str) -> str:
         f"{word!r} is not a layout setting; choose from tp2 pp2 pp2x4 dp8 mb2, ep8 etp1, ulysses4 "
         "ring8 head_chunked8 hybrid4x8 (heads at a time: /16), full kept_attention selective:mlp, "
         "tile-loss tile-mlp, offload-inputs:64 offload-both:64, zero0 zero2 zero3, "
-        "adam-on-host:0.5, fp8:tensorwise, fp32 cpu"
+        "adam-on-host:0.5, fp8:tensorwise or fp8:tensorwise:1,1, fp32 cpu"
     )
 
 

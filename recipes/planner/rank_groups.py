@@ -50,10 +50,10 @@ def rank_map(workload: Workload, cluster: Cluster) -> list[Group]:
     for kind, size in sizes:
         span = stride * size
         if size > 1:
-            inside = cluster.joins(span)
+            inside = cluster.joins(span, layout.world_size)
             found.append(Group(kind=kind, size=size, stride=stride, inside=inside))
         stride = span
     if layout.ep > 1:
-        inside = cluster.joins(layout.expert_tp * layout.ep)
+        inside = cluster.joins(layout.expert_tp * layout.ep, layout.world_size)
         found.append(Group(kind="EP", size=layout.ep, stride=layout.expert_tp, inside=inside))
     return found

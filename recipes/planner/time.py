@@ -311,20 +311,23 @@ class _Work:
     def _port(self) -> float:
         return self.cluster.network_gbps * GB * self.efficiency.network
 
+    def _joins(self, span: int) -> bool:
+        return self.cluster.joins(span, self.workload.layout.world_size)
+
     def _link(self, span: int) -> float:
         """Return the bytes per second between neighbours of a group that spans `span` ranks."""
-        return self._fast if self.cluster.joins(span) else self._port
+        return self._fast if self._joins(span) else self._port
 
     def _collective(self, size: int, stride: int) -> float:
         """Return the bytes per second of a rank in a ring over a group, by all ports of a node."""
-        if self.cluster.joins(stride * size):
+        if self._joins(stride * size):
             return self._fast
         here = max(1, self.cluster.linked_gpus // stride)
         return min(self._fast, here * self._port)
 
     def _exchange(self, size: int, stride: int) -> float:
         """Return the seconds per byte of an all-to-all, without the part that stays on the rank."""
-        if self.cluster.joins(stride * size):
+        if self._joins(stride * size):
             return (size - 1) / size / self._fast
         here = max(1, self.cluster.linked_gpus // stride)
         seconds = max((here - 1) / size / self._fast, (size - here) / size / self._port)

@@ -10,8 +10,7 @@ from recipes.spec import cluster
 from recipes.spec.cluster import CLUSTER, Cluster
 from recipes.spec.layout import Layout
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import recipe_name
-from recipes.spec.stage import Ladder, Stage
+from recipes.spec.stage import Stage
 
 BY_LAYOUT = "stated by --layout"
 """Source of a layout that a user states in words."""
@@ -98,10 +97,10 @@ def require_no_machines(asked: Machines) -> None:
         )
 
 
-def stated_layout(card: ModelCard, ladder: Ladder, stage: Stage, asked: Machines) -> Layout:
-    """Return the layout that words state; raise ValueError for one that cannot train a stage.
+def stated_layout(name: str, card: ModelCard, stage: Stage, asked: Machines) -> Layout:
+    """Return the layout that words state for the stage of a recipe, called `name` in errors.
 
-    Of CPU ranks precision is fp32.
+    Raises ValueError for one that cannot train it. Of CPU ranks precision is fp32.
     """
     layout = layout_from(asked.layout)
     if asked.on_cpu:
@@ -111,7 +110,7 @@ def stated_layout(card: ModelCard, ladder: Ladder, stage: Stage, asked: Machines
                 "cannot share them evenly"
             )
         layout = replace(layout, device="cpu", precision="fp32")
-        _require_suited(card, ladder, stage, layout, layout.world_size // (asked.nodes or 1))
+        _require_suited(name, card, stage, layout, layout.world_size // (asked.nodes or 1))
         return layout
     machine = asked.hardware
     ranks = layout.world_size
@@ -122,13 +121,13 @@ def stated_layout(card: ModelCard, ladder: Ladder, stage: Stage, asked: Machines
             f"--layout {asked.layout!r} has {ranks} ranks and {said}, {asked.gpus_in_all} GPUs; "
             f"{f'set dp{dp}, or ' if dp and not rest else ''}leave the number out"
         )
-    _require_trainable(card, ladder, stage, layout, machine)
+    _require_trainable(name, card, stage, layout, machine)
     return layout
 
 
 def in_its_precision(row: Row, words: str) -> str:
-    """Return the words of a layout for a row; if they state no FP8, with that of a row in FP8."""
-    if row.layout.fp8.recipe == "none" or "fp8:" in words:
+    """Return the words of a layout for a row; on GPUs without FP8 in them, with the row's."""
+    if row.layout.fp8.recipe == "none" or "fp8:" in words or {"cpu", "fp32"} & set(words.split()):
         return words
     return f"{words} {words_of(Layout(fp8=row.layout.fp8))}"
 
@@ -151,18 +150,21 @@ def on_machines(row: Row, asked: Machines) -> Row:
                 "they cannot share evenly"
             )
         return replace(row, nodes=nodes)
+    # Other ends of a name state machines or a layout, which are not those of the row any more.
+    variant = row.variant if row.variant == "fp8" else ""
     if asked.layout:
         on_gpus = row.layout.device == "cuda" and not asked.on_cpu
         named = asked.cluster or (row.cluster if on_gpus else "")
-        words = asked.layout if asked.on_cpu else in_its_precision(row, asked.layout)
-        asked = replace(asked, cluster=named, layout=words)
-        layout = stated_layout(row.card, row.ladder, row.stage, asked)
+        asked = replace(asked, cluster=named, layout=in_its_precision(row, asked.layout))
+        layout = stated_layout(row.name, row.card, row.stage, asked)
         if layout.device == "cpu":
             nodes = asked.nodes or 1
-            return replace(row, layout=layout, nodes=nodes, cluster="local", pinned=BY_LAYOUT)
+            row = replace(row, layout=layout, nodes=nodes, cluster="local")
+            return replace(row, variant=variant, pinned=BY_LAYOUT)
         named = named or CLUSTER
         nodes = nodes_for(layout, cluster.load(named))
-        return replace(row, layout=layout, nodes=nodes, cluster=named, pinned=BY_LAYOUT)
+        row = replace(row, layout=layout, nodes=nodes, cluster=named)
+        return replace(row, variant=variant, pinned=BY_LAYOUT)
     named = asked.cluster or row.cluster
     machine = cluster.load(named)
     gpus = row.layout.world_size
@@ -176,15 +178,15 @@ def on_machines(row: Row, asked: Machines) -> Row:
             "them; name another layout by --layout"
         )
     layout = replace(row.layout, dp=dp)
-    _require_trainable(row.card, row.ladder, row.stage, layout, machine)
+    _require_trainable(row.name, row.card, row.stage, layout, machine)
     nodes = nodes_for(layout, machine)
     scaled = (layout, nodes) != (row.layout, row.nodes)
-    pinned = SCALED if scaled else row.pinned
-    return replace(row, layout=layout, nodes=nodes, cluster=named, pinned=pinned)
+    row = replace(row, layout=layout, nodes=nodes, cluster=named)
+    return replace(row, variant=variant, pinned=SCALED) if scaled else row
 
 
 def _require_suited(
-    card: ModelCard, ladder: Ladder, stage: Stage, layout: Layout, ranks_per_node: int
+    name: str, card: ModelCard, stage: Stage, layout: Layout, ranks_per_node: int
 ) -> None:
     """Raise ValueError for a layout that does not suit the model or the batch, on any machine."""
     from recipes.constraints.violations import violations
@@ -198,25 +200,22 @@ def _require_suited(
         layout=layout,
         gpus_per_node=ranks_per_node,
     )
-    _refuse(card, ladder, stage, layout, violations(training_step(workload, ranks_per_node)))
+    _refuse(name, layout, violations(training_step(workload, ranks_per_node)))
 
 
 def _require_trainable(
-    card: ModelCard, ladder: Ladder, stage: Stage, layout: Layout, machine: Cluster
+    name: str, card: ModelCard, stage: Stage, layout: Layout, machine: Cluster
 ) -> None:
     """Raise ValueError for a layout that cannot train a stage on a cluster."""
     from recipes.planner.feasibility import violations
     from recipes.planner.search.request import of_stage
 
     question = of_stage(card, stage, machine, gpus=layout.world_size, fp8=layout.fp8)
-    _refuse(card, ladder, stage, layout, violations(question.workload(layout), machine))
+    _refuse(name, layout, violations(question.workload(layout), machine))
 
 
-def _refuse(
-    card: ModelCard, ladder: Ladder, stage: Stage, layout: Layout, violated: Iterator[str]
-) -> None:
+def _refuse(name: str, layout: Layout, violated: Iterator[str]) -> None:
     """Raise ValueError with the first constraint that a layout violates, if there is one."""
     broken = next(violated, None)
     if broken is not None:
-        name = recipe_name(card, ladder, stage)
         raise ValueError(f"{name} under the layout {words_of(layout)!r}: {broken}")

@@ -31,8 +31,8 @@ class Row:
     pinned: str = ""
     """What stands behind nodes and layout where the planner does not choose them, by the rule of
     `recipes.shipped.regenerate`; empty where it does."""
-    follows: str = ""
-    """What stands behind a variant whose layout the planner chooses."""
+    variant_source: str = ""
+    """The source of a variant whose layout the planner chooses."""
 
     def __call__(self, nodes: int | None = None) -> "PretrainRecipe":
         """Return the recipe, a `nemo_run.Partial`, on these nodes or on its own; needs NeMo.
@@ -78,8 +78,7 @@ class Row:
     def source(self) -> str:
         """What stands behind nodes and layout."""
         planned = f"planned: the fewest nodes, from {self.cluster}, that end the stage in ten days"
-        follows = f"; {self.variant} follows {self.follows}" if self.follows else ""
-        return f"{self.pinned or planned}{follows}"
+        return "; ".join(filter(None, (self.pinned or planned, self.variant_source)))
 
     def on(self, nodes: int) -> Layout:
         """Return the layout with as many data ranks as `nodes` nodes have room for.

@@ -87,7 +87,7 @@ def placed_row(card: ModelCard, ladder: Ladder, stage: Stage, asked: Machines) -
         return on_machines(cpu_row(card, ladder, stage), asked)
     if not asked.layout:
         return planned_row(card, ladder, stage, asked.cluster or CLUSTER, asked.gpus_in_all)
-    layout = stated_layout(card, ladder, stage, asked)
+    layout = stated_layout(recipe_name(card, ladder, stage), card, stage, asked)
     return Row(
         card=card,
         ladder=ladder,

@@ -65,12 +65,10 @@ from recipes.spec.layout import ContextParallel, Fp8, Layout
 from recipes.spec.units import K, M
 
 _MEASURED = "measured on two CPU cores"
-# NeMo's scaling: `bf16_with_fp8_subchannel_scaling_mixed` on Hopper, `bf16_with_mxfp8_mixed` on
-# Blackwell, `bf16_with_fp8_current_scaling_mixed` (first and last layer in bf16) as measured here.
-_ON_H100 = "NeMo's runs of Llama 2 7B on H100 at 16K to 1M"
-_ON_B200 = "NeMo's runs of Llama 3 8B on B200 at 8K to 1M"
-_ON_ONE_H100 = "steps of Llama 3.2 1B and of layers of Llama 3.1 8B on one H100"
-_WITHOUT_CP = "no context parallelism, as in NeMo's layout of Llama 2 7B at 16K"
+_ON_H100 = "FP8 as in NeMo's runs of Llama 2 7B on H100 at 16K to 1M, there with delayed scaling"
+_ON_B200 = "FP8 as in NeMo's runs of Llama 3 8B on B200 at 8K to 1M, there scaled tensorwise"
+_ON_ONE_H100 = "FP8 as in measured steps of Llama 3.2 1B and of layers of Llama 3.1 8B on one H100"
+_WITHOUT_CP = "planned without context parallelism, for comparison"
 
 tiny_512 = Row(
     card=TINY,
@@ -117,7 +115,7 @@ llama3_8b_nemo_16k_fp8 = replace(
     nodes=1,
     layout=Layout(dp=8, tiling=Tiling(loss=True), fp8=Fp8(recipe="mxfp8")),
     variant="fp8",
-    follows=_ON_B200,
+    variant_source=_ON_B200,
 )
 
 llama3_8b_nemo_16k_without_cp = replace(
@@ -145,7 +143,7 @@ llama3_8b_nemo_64k_fp8 = replace(
         cp=ContextParallel.ulysses(4), dp=2, tiling=Tiling(loss=True), fp8=Fp8(recipe="mxfp8")
     ),
     variant="fp8",
-    follows=_ON_B200,
+    variant_source=_ON_B200,
 )
 
 llama3_8b_nemo_128k = Row(
@@ -169,7 +167,7 @@ llama3_8b_nemo_128k_fp8 = replace(
     nodes=1,
     layout=Layout(cp=ContextParallel.ulysses(8), tiling=Tiling(loss=True), fp8=Fp8(recipe="mxfp8")),
     variant="fp8",
-    follows=_ON_B200,
+    variant_source=_ON_B200,
 )
 
 llama2_13b_llama2_long_32k = Row(
@@ -411,7 +409,7 @@ llama2_7b_lwm_256k_fp8 = replace(
         fp8=Fp8(recipe="blockwise"),
     ),
     variant="fp8",
-    follows=_ON_H100,
+    variant_source=_ON_H100,
 )
 
 llama2_7b_lwm_512k = Row(
@@ -454,7 +452,7 @@ llama2_7b_lwm_1m_fp8 = replace(
         fp8=Fp8(recipe="blockwise"),
     ),
     variant="fp8",
-    follows=_ON_H100,
+    variant_source=_ON_H100,
 )
 
 llama2_7b_yarn_64k = Row(
@@ -1103,7 +1101,7 @@ llama31_8b_nemo_16k_fp8 = replace(
         fp8=Fp8(recipe="blockwise"),
     ),
     variant="fp8",
-    follows=_ON_H100,
+    variant_source=_ON_H100,
 )
 
 llama31_8b_nemo_64k = Row(
@@ -1125,7 +1123,7 @@ llama31_8b_nemo_64k_fp8 = replace(
         fp8=Fp8(recipe="blockwise"),
     ),
     variant="fp8",
-    follows=_ON_H100,
+    variant_source=_ON_H100,
 )
 
 llama31_8b_nemo_64k_on_1xh100 = replace(
@@ -1164,10 +1162,10 @@ llama31_8b_nemo_128k_fp8 = replace(
         tp=2,
         cp=ContextParallel.ulysses(4),
         tiling=Tiling(loss=True, mlp=True),
-        fp8=Fp8(recipe="tensorwise", bf16_first=1, bf16_last=1),
+        fp8=Fp8(recipe="tensorwise"),
     ),
     variant="fp8",
-    follows=_ON_ONE_H100,
+    variant_source=_ON_ONE_H100,
 )
 
 llama32_1b_nemo_16k = Row(
@@ -1192,13 +1190,10 @@ llama32_1b_nemo_64k_fp8 = replace(
     llama32_1b_nemo_64k,
     nodes=1,
     layout=Layout(
-        cp=ContextParallel.ulysses(2),
-        dp=4,
-        tiling=Tiling(loss=True),
-        fp8=Fp8(recipe="tensorwise", bf16_first=1, bf16_last=1),
+        cp=ContextParallel.ulysses(2), dp=4, tiling=Tiling(loss=True), fp8=Fp8(recipe="tensorwise")
     ),
     variant="fp8",
-    follows=_ON_ONE_H100,
+    variant_source=_ON_ONE_H100,
 )
 
 llama32_1b_nemo_128k = Row(
@@ -1214,13 +1209,10 @@ llama32_1b_nemo_128k_fp8 = replace(
     llama32_1b_nemo_128k,
     nodes=1,
     layout=Layout(
-        cp=ContextParallel.ulysses(4),
-        dp=2,
-        tiling=Tiling(loss=True),
-        fp8=Fp8(recipe="tensorwise", bf16_first=1, bf16_last=1),
+        cp=ContextParallel.ulysses(4), dp=2, tiling=Tiling(loss=True), fp8=Fp8(recipe="tensorwise")
     ),
     variant="fp8",
-    follows=_ON_ONE_H100,
+    variant_source=_ON_ONE_H100,
 )
 
 llama3_70b_nemo_16k = Row(

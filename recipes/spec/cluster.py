@@ -115,9 +115,9 @@ class Cluster:
         """GPUs of a block of nodes; 0 if the network joins all nodes at its full rate."""
         return self.nodes_per_block * self.gpus_per_node
 
-    def joins(self, ranks: int) -> bool:
-        """Whether the fast link joins every group of `ranks` neighbouring ranks."""
-        return self.linked_gpus % ranks == 0
+    def joins(self, ranks: int, world: int) -> bool:
+        """Whether the fast link joins every group of `ranks` neighbouring ranks of `world`."""
+        return world <= self.linked_gpus or self.linked_gpus % ranks == 0
 
     @property
     def gpu_bytes(self) -> int:

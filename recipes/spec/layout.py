@@ -100,6 +100,14 @@ class Fp8:
                     "recipe, or leave it out"
                 )
 
+    @property
+    def format(self) -> Literal["e4m3", "hybrid"]:
+        """Format of FP8 numbers: `hybrid` has gradients in E5M2, whose range is larger.
+
+        As Transformer Engine's own recipes: scales of blocks keep gradients in the range of E4M3.
+        """
+        return "e4m3" if self.recipe in ("blockwise", "mxfp8") else "hybrid"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:

@@ -14,7 +14,6 @@ from recipes.spec.layout import Fp8, Layout
 
 STRATEGY, CONFIG, OPTIMIZER = "trainer.strategy", "model.config", "optim.config"
 _FSDP = {"gradients": "optim_grads", "parameters": "optim_grads_params"}
-_BLOCK_SCALED = ("blockwise", "mxfp8")
 
 
 def override_words(before: Workload, after: Workload) -> list[str]:
@@ -133,7 +132,7 @@ def _optimizer_offload(fraction: float) -> Iterator[str]:
 
 def _fp8(one: Fp8, other: Fp8) -> Iterator[str]:
     plugin = "trainer.plugins"
-    yield f"{plugin}.fp8={'e4m3' if other.recipe in _BLOCK_SCALED else 'hybrid'}"
+    yield f"{plugin}.fp8={other.format}"
     yield f"{plugin}.fp8_recipe={other.recipe}"
     if replace(one, recipe=other.recipe) != other:
         ends = bool(other.bf16_first or other.bf16_last)

@@ -121,7 +121,7 @@ def _experts(question: SearchRequest, tp: int, ranks: int) -> Iterator[tuple[int
             if question.card.experts % ep == 0 and ranks % (etp * ep) == 0
         ]
         for ep in sizes:
-            if ep == sizes[-1] or question.cluster.joins(etp * ep):
+            if ep == sizes[-1] or question.cluster.joins(etp * ep, question.gpus):
                 yield ep, None if etp == tp else etp
 
 

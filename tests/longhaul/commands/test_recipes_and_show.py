@@ -2,6 +2,7 @@
 """`longhaul recipes` and `longhaul show`."""
 
 import json
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -205,7 +206,7 @@ def test_every_command_that_a_page_names_is_there_with_its_options():
     there = {name: loaded(name) for name in COMMANDS}
     for row in ROWS.values():
         for line, _ in show.commands(row):
-            program, name, *words = line.split()
+            program, name, *words = shlex.split(line)
             assert program == "longhaul"
             assert there[name].make_context(name, words).params
 

@@ -47,8 +47,8 @@ def test_a_variant_lays_out_a_stage_that_has_a_row_in_another_way():
         first = ROWS[name.removesuffix(f"_{row.variant}")]
         assert (row.stage, row.stage_name) == (first.stage, first.name)
         assert row.layout != first.layout
-        assert bool(row.pinned) != bool(row.follows)
-        assert row.source.endswith(row.pinned or f"; {row.variant} follows {row.follows}")
+        assert bool(row.pinned) != bool(row.variant_source)
+        assert row.source.endswith(row.pinned or f"; {row.variant_source}")
         assert FACTORIES[name]().log.name == first.name  # its folder in a run
 
 
