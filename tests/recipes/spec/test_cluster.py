@@ -111,16 +111,16 @@ def test_nvlink_may_span_nodes(tmp_path):
     assert rack.joins(64, world=128)
     assert not rack.joins(128, world=128)
     assert not cluster.load("dgx_h100").joins(16, world=16)
+    with pytest.raises(
+        ValueError, match="gpus_per_link is 6, not a multiple of the 4 GPUs of a node"
+    ):
+        cluster.load(changed(tmp_path, gpus_per_node=4, gpus_per_link=6))
 
 
 def test_the_fast_link_joins_groups_of_any_size_within_a_node():
     node = cluster.load("dgx_h100")
     assert node.joins(3, world=6)
     assert not node.joins(3, world=12)  # the third group is on both nodes
-    with pytest.raises(
-        ValueError, match="gpus_per_link is 6, not a multiple of the 4 GPUs of a node"
-    ):
-        cluster.load(changed(tmp_path, gpus_per_node=4, gpus_per_link=6))
 
 
 def test_attention_has_the_shares_of_the_kernel_that_training_takes_on_the_gpu():
