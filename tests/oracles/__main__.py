@@ -50,16 +50,16 @@ def _git(*words: str) -> str:
     ).stdout.strip()
 
 
-def run(suite: str, names: list[str], tree: Path, records: Path, *, here: bool) -> None:
-    """Run oracles of a suite on a tree, each into a record."""
+def run(suite: str, names: list[str], tree: Path, records: Path, old: Path) -> None:
+    """Run oracles of a suite on a tree, each into a record; `old` are the records of the base."""
     records.mkdir(parents=True, exist_ok=True)
     left_out = ("FORCE_COLOR", "TTY_COMPATIBLE", AS_HERE, "PYTHONSAFEPATH")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     environment |= {
         "PYTHONPATH": os.pathsep.join([*SUITES[suite].BEFORE, str(tree)]),
         "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore",
-        "COLUMNS": "200", "HF_HUB_OFFLINE": "1", **SUITES[suite].environment(PLACE),
-        **({AS_HERE: "1"} if here else {}),
+        "COLUMNS": "200", "HF_HUB_OFFLINE": "1", **SUITES[suite].environment(PLACE, old),
+        **({} if records == old else {AS_HERE: "1"}),
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as empty, (records / f"{suite}.log").open("w") as log:
         subprocess.run(
@@ -119,9 +119,9 @@ def main() -> None:
         for name in names:
             (new / f"{name}.json").unlink(missing_ok=True)
         if stale:
-            run(suite, stale, base_tree(commit), old, here=False)
+            run(suite, stale, base_tree(commit), old, old)
         if names:
-            run(suite, names, TREE, new, here=True)
+            run(suite, names, TREE, new, old)
         for name in names:
             equal &= compared(name, read(old, name), read(new, name), explained)
         ran += names

@@ -247,7 +247,7 @@ BEFORE: list[str] = []
 """What precedes the tree on Python's path."""
 
 
-def environment(place: Path) -> dict[str, str]:
+def environment(place: Path, _: Path) -> dict[str, str]:
     """Return variables of the process that runs them; `place` is kept from run to run."""
     (place / "cache").mkdir(parents=True, exist_ok=True)
     return {"HF_HOME": str(place / "cache")}
