@@ -82,6 +82,13 @@ def compared(
         if "entries" not in record:
             echo(f"{name}: fails on {of}: {record.get('error', 'no record')}")
             return False
+    if broken := [
+        of
+        for of, one in base["entries"].items()
+        if isinstance(one, dict) and one.keys() == {"error"}
+    ]:
+        echo(f"{name}: the base has only errors to compare for {', '.join(broken)}")
+        return False
     found = differences(name, base["entries"], here["entries"], explained)
     wrong = [one for one in found if not one.reworded]
     for one in [*wrong[:SHOWN], *(one for one in found if one.reworded)]:

@@ -17,10 +17,11 @@ from .command import DROPPED
 
 KINDS = ("renamed", "removed", "added", "changed")
 MESSAGE = "/message"
-ANSWERED_FOR = "named"
+NAMED = "/named"
+"""What the answer has to name, in the words of each tree."""
 NUMBER = r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?"
-VALUES = re.compile(rf"{NUMBER}|'[^']*'")
-"""What a message has to keep: numbers and what it quotes."""
+VALUES = re.compile(rf"{NUMBER}|'(?!--)[^']*'")
+"""What a message has to keep: numbers and what it quotes but for options."""
 
 
 @dataclass
@@ -132,14 +133,14 @@ def differences(
         now |= leaves(value, f"{oracle}/{name}")
     found = []
     for place in sorted(was.keys() | now.keys()):
-        if was.get(place) == now.get(place):
+        if was.get(place) == now.get(place) or place.endswith(NAMED):
             continue
         kind = "removed" if place not in now else "added" if place not in was else "changed"
         if sum(one.covers(place, kind) for one in explained):  # each is counted
             continue
         one = Difference(place, was.get(place, ""), now.get(place, ""), kind)
         if kind == "changed" and place.endswith(MESSAGE):
-            named = was.get(place.removesuffix(MESSAGE) + f"/{ANSWERED_FOR}", '""')
+            named = now.get(place.removesuffix(MESSAGE) + NAMED, '""')
             one.reworded = keeps_values(json.loads(one.was), json.loads(one.now), json.loads(named))
         found.append(one)
     return [*found, *_order(oracle, base, here, explained)]

@@ -42,6 +42,8 @@ def test_an_entry_that_is_missing_is_found():
 def test_a_new_callback_is_found_once_and_moves_no_other():
     callbacks = [{"_target_": "a.New"}, *BASE["tiny"]["callbacks"]]
     assert places(changed(callbacks=callbacks)) == ["recipes/tiny/callbacks[a.New]/_target_"]
+    added = explained(on="recipes/*/callbacks[a.New]*", kind="added")
+    assert places(changed(callbacks=callbacks), added) == []
 
 
 def test_callbacks_in_another_order_are_found():
@@ -75,6 +77,18 @@ def test_an_explanation_of_nothing_is_reported():
 def test_a_message_may_be_reworded_if_it_keeps_its_values(now, kept):
     was = "error: --nodes is 0; it must be at least 1"
     assert keeps_values(was, now, named="0") == kept
+
+
+def test_a_message_that_loses_a_value_is_no_rewording():
+    base, here = (
+        {"plan": {"code": 2, "named": "int8", "message": f"error: {text}"}}
+        for text in ("--fp8 is 'int8'", "--fp8 is unknown")
+    )
+    (found,) = differences("refusals", base, here, [])
+    assert (found.place, found.reworded) == ("refusals/plan/message", False)
+    here["plan"]["message"] = "error: no FP8 recipe is called 'int8'"
+    (found,) = differences("refusals", base, here, [])
+    assert found.reworded
 
 
 def test_the_lists_of_what_may_differ_are_well_formed():

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from .command import FOLDER, LADDER, answer, ended, process, table, tree
+from .command import AS_HERE, FOLDER, LADDER, answer, ended, process, table, tree
 from .frozen import corpus, model
 from .quick import Entries
 
@@ -212,7 +212,7 @@ def before() -> Entries:
     place, archive = Path(os.environ[PLACE]), Path(os.environ[OLD])
     stage = f"--ladder {LADDER / 'ladder.yaml'} --card models/frozen --device cpu --store four"
     line = f"run {stage} --out runs/old"
-    if not archive.exists():
+    if AS_HERE not in os.environ:
         shutil.rmtree(place, ignore_errors=True)
         made_in(place)
         ended(f"{line} --stage 512")
@@ -252,22 +252,20 @@ def _interrupt(line: str, metrics: Path) -> None:
 def outcomes() -> Entries:
     """Return how tests of faults, kills, layouts and chains ended, by their names."""
     entries: Entries = {}
-    with tempfile.TemporaryDirectory() as name:
-        page = Path(name) / "page.xml"
-        words = ["-q", "-n", "0", "-p", "no:cacheprovider", f"--junitxml={page}", "--nightly"]
-        subprocess.run(
-            [sys.executable, "-m", "pytest", *words, *table("outcomes.yaml")],
-            cwd=tree(), check=False, env=_own_environment(),
-        )  # fmt: skip
-        for case in ElementTree.parse(page).getroot().iter("testcase"):
-            kinds = {child.tag for child in case} & {"failure", "error", "skipped"}
-            entries[f"{case.get('classname')} {case.get('name')}"] = min(kinds, default="passed")
+    for option, files in table("outcomes.yaml").items():
+        with tempfile.TemporaryDirectory() as name:
+            page = Path(name) / "page.xml"
+            words = ["-q", "-n", "0", "-p", "no:cacheprovider", f"--junitxml={page}"]
+            words += ["--nightly"] if option == "nightly" else []
+            subprocess.run(
+                [sys.executable, "-m", "pytest", *words, *files],
+                cwd=tree(), check=False, env=os.environ | {"PYTHONPATH": str(tree())},
+            )  # fmt: skip
+            for case in ElementTree.parse(page).getroot().iter("testcase"):
+                kinds = {child.tag for child in case} & {"failure", "error", "skipped"}
+                test = f"{case.get('classname')} {case.get('name')}"
+                entries[test] = min(kinds, default="passed")
     return entries
-
-
-def _own_environment() -> dict[str, str]:
-    """Return an environment in which a tree's tests start a server of their own."""
-    return os.environ | {"PYTHONPATH": str(tree())}
 
 
 ORACLES = {
