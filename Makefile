@@ -71,8 +71,9 @@ real: $(INSTALLED)  ## take SmolLM2-135M from 8K to 16K tokens on two CPU cores,
 test: $(INSTALLED)  ## run the tests, on WORKERS=2 processes; ONLY='not slow' for a quarter of the time
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(TEST_OPTIONS) --budget-minutes $(BUDGET_MINUTES) $(if $(ONLY),-m '$(ONLY)')
 
-# Not of the suite: the base is run too, once for each commit, in .oracles.
-oracles: $(INSTALLED)  ## compare recipes, plans, stores and messages with a base commit; ALL=1 for training too
+# Not of the suite: the base is run too, once for each commit, in .oracles. Nothing is installed: both trees
+# are compared in the environment that is there.
+oracles:  ## compare recipes, plans, stores and messages with a base commit; ALL=1 for training too
 	@$(PY) -m tests.oracles $(if $(ALL),--all) $(if $(BASE),--base $(BASE)) $(ONLY)
 
 nightly: $(INSTALLED)  ## run the further cases that make test leaves out, in about an hour
