@@ -30,7 +30,7 @@ CONSTRAINTS := $(wildcard $(LOCK))
 INSTALLED := $(VENV)/.installed
 INSTALLING := $(VENV)/.installing
 
-.PHONY: help install demo gpu gpu-check real test nightly test-pythons test-megatron test-transformers-5 bridge durations rehearsals lint docs golden lock audit sbom clean
+.PHONY: help install demo gpu gpu-check real test oracles nightly test-pythons test-megatron test-transformers-5 bridge durations rehearsals lint docs golden lock audit sbom clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -70,6 +70,11 @@ real: $(INSTALLED)  ## take SmolLM2-135M from 8K to 16K tokens on two CPU cores,
 # A file's tests stay with one worker and share what they trained (tests/suite_time.py).
 test: $(INSTALLED)  ## run the tests, on WORKERS=2 processes; ONLY='not slow' for a quarter of the time
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(TEST_OPTIONS) --budget-minutes $(BUDGET_MINUTES) $(if $(ONLY),-m '$(ONLY)')
+
+# Not of the suite: the base is run too, once for each commit, in .oracles. Nothing is installed: both trees
+# are compared in the environment that is there.
+oracles:  ## compare recipes, plans, stores and messages with a base commit; ALL=1 for training too
+	@$(PY) -m tests.oracles $(if $(ALL),--all) $(if $(BASE),--base $(BASE)) $(ONLY)
 
 nightly: $(INSTALLED)  ## run the further cases that make test leaves out, in about an hour
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(TEST_OPTIONS) --nightly -m nightly
