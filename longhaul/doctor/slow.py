@@ -241,7 +241,8 @@ def _why(plan: Plan, name: str) -> str:
     layout, degrees = plan.workload.layout, plan.workload.degrees
 
     def link(ranks: int) -> str:
-        return "the fast link" if plan.cluster.joins(ranks) else "the network"
+        joined = plan.cluster.joins(ranks, layout.world_size)
+        return "the fast link" if joined else "the network"
 
     around = layout.tp * degrees.ulysses
     experts = plan.workload.card.experts
