@@ -166,7 +166,8 @@ class Slurm(_Section):
     exclude: OfSbatch | None = None
     """Nodes never to use, in Slurm's list notation: n[3,7-9]."""
     mem: OfSbatch | None = "0"
-    """`0`: all of the node's memory; of a part of its GPUs that part, unless exclusive."""
+    """`0`: all of the node's memory. Unless exclusive, a job on a part of its GPUs asks for that
+    part, less 3%, and one without GPUs for none."""
     cpus_per_task: Annotated[int, Field(ge=1)] | None = None
     segment: Annotated[int, Field(ge=1)] | None = None
     """Nodes in one block of the topology plugin: an NVLink domain of GB200."""

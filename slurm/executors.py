@@ -7,7 +7,7 @@ from typing import Any
 
 import nemo_run as run
 
-from recipes.spec.units import M
+from recipes.spec.units import GiB
 from slurm.batch_script import setup_lines
 from slurm.cluster_file import PLACEHOLDER, ClusterFile
 from slurm.local_executor import ALLOCATOR, OF_EVERY_RANK, allocator_settings, local_executor
@@ -16,6 +16,9 @@ from slurm.quoting import QuotedJobDetails, QuotedTunnel, word
 
 PREFIX = "longhaul."
 REACHED_SECONDS = 10.0
+ASKED_MEMORY = 0.97
+"""Share of its part of host memory that a job asks for: Slurm offers less than is built in, since
+firmware and the kernel take some, and the jobs of all GPUs of a node have to fit together."""
 
 
 def executor(
@@ -136,7 +139,8 @@ def _memory(file: ClusterFile, ranks_per_node: int) -> str | None:
         return chosen.mem
     if ranks_per_node >= machine.gpus_per_node:
         return chosen.mem
-    return f"{machine.host_bytes_per_rank * ranks_per_node // M}M"
+    asked = ASKED_MEMORY * machine.host_bytes_per_rank * ranks_per_node
+    return f"{int(asked / GiB * 1024)}M"
 
 
 def _tunnel(file: ClusterFile, folder: Path) -> Any:

@@ -227,7 +227,7 @@ def plan(
                 "that, so no command trains it at fewer"
             )
         if max_seq:
-            typer.echo(f"the longest context that fits: {shown} tokens")
+            typer.echo(f"the longest context that fits: at least {shown} tokens")
     if plot is not None:
         from longhaul.pages.plan_plot import draw
 

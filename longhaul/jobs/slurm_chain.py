@@ -225,4 +225,9 @@ def _with_gpus(file: ClusterFile, stage: ResolvedStage) -> ClusterFile:
 
 
 def _without_gpus(file: ClusterFile) -> ClusterFile:
-    return file.model_copy(update={"slurm": file.slurm.model_copy(update={"ask_for_gpus": "none"})})
+    """Return the cluster file, asking for no GPUs, nor for all memory of a node that jobs share."""
+    slurm = file.slurm
+    changed: dict[str, Any] = {"ask_for_gpus": "none"}
+    if slurm.mem == "0" and not slurm.exclusive and slurm.ask_for_gpus != "none":
+        changed["mem"] = None  # the site's default
+    return file.model_copy(update={"slurm": slurm.model_copy(update=changed)})

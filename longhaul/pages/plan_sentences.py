@@ -84,10 +84,13 @@ def served(plan: Plan) -> str:
     found = serving(plan)
     bf16, fp8 = (f"{size / GiB:,.2f} GiB" for size in found.kv_cache_bytes.values())
     of_bf16, of_fp8 = (f"{number:,}" for number in found.sequences.values())
-    return (
-        f"serving: a sequence has a KV cache of {bf16} in bf16 or {fp8} in FP8; next to bf16 "
-        f"weights (TP {found.tensor_parallel}) these GPUs hold {of_bf16} or {of_fp8} of them"
-    )
+    said = f"serving: a sequence has a KV cache of {bf16} in bf16 or {fp8} in FP8"
+    if not found.pipeline:
+        return f"{said}; these GPUs do not hold the bf16 weights"
+    over = f"TP {found.tensor_parallel}"
+    if found.pipeline > 1:
+        over += f", PP {found.pipeline}"
+    return f"{said}; next to bf16 weights ({over}) these GPUs hold {of_bf16} or {of_fp8} of them"
 
 
 def goodput_of(plan: Plan, budget: int) -> Goodput:

@@ -10,9 +10,9 @@ tokens of Llama 3 with its ramp and its rate, and about its 1B tokens. One seque
 and a step takes more than two hours on that node.
 
 The source shards parameters over the node, which is not possible with a tiled loss here, and leaves
-no headroom. On its machine 5,000K tokens fit with all of Adam on the host, which has not been tried
-on GPUs (`longhaul plan llama3_8b --seq 5000K`); 5M lacks a little more than that, so the shipped
-recipe is laid out for one node of H200.
+no headroom. On its machine 5,000K tokens fit with Adam on the host, which has not been tried on
+GPUs (`longhaul plan llama3_8b --seq 5000K`); 5M lacks 0.05 GiB a GPU, so the shipped recipe is laid
+out for one node of H200.
 """
 
 from recipes.ladders.ultralong import SCHEDULE, one_step

@@ -85,7 +85,7 @@ class Memory:
 
 
 def memory(workload: Workload, kernels: Kernels = FUSED) -> Memory:
-    """Return the bytes of the rank with the highest peak, and the most pinned host bytes."""
+    """Return the bytes of the rank with the highest peak, and the most host bytes of any rank."""
     stages = workload.unlike
     layer = _Layer(workload, kernels)
     offloaded = [_offloaded(workload, layer, stage) for stage in stages]

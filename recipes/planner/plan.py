@@ -16,7 +16,7 @@ from recipes.spec.units import GiB
 HEADROOM = 0.04
 """Share of GPU memory that a plan leaves free, since the formulas are not exact."""
 HOST_SHARE = 0.9
-"""Share of host memory that pinned buffers may take."""
+"""Share of host memory that offloaded activations and Adam may take."""
 LEAST_MFU, FULL_HOST, LEAST_CAUSE = 0.4, 0.7, 0.1
 
 
@@ -59,6 +59,16 @@ class Plan:
         """A rank's share of the host memory."""
         return self.cluster.host_bytes_per_rank
 
+    @property
+    def gathered_to_save(self) -> float:
+        """Host bytes of a rank that Megatron-Core's distributed optimizer gathers for a checkpoint.
+
+        Every rank gets the moments and fp32 weights of all parameters of its TP and PP rank. The
+        other kinds of sharding gather nothing.
+        """
+        workload = self.workload
+        return 12 * workload.most(workload.weights) * (workload.layout.sharding == "optimizer")
+
     def gpu_hours(self, tokens: float) -> float:
         """Return GPU-hours for a token budget."""
         return tokens / self.time.tokens_per_gpu_second / 3600
@@ -86,9 +96,17 @@ class Plan:
         held = self.memory.host / self.host_bytes
         if held > FULL_HOST:
             found.append(
-                f"pinned host memory is {held:.0%} of a rank's share of the node "
+                f"the layout takes {held:.0%} of a rank's share of host memory "
                 f"({self.memory.host / GiB:,.0f} of {self.host_bytes / GiB:,.0f} GiB); run nothing "
                 "else there that needs much memory"
+            )
+        saving = self.memory.host + self.gathered_to_save
+        if saving > self.host_bytes:
+            found.append(
+                f"saving a checkpoint takes {saving / GiB:,.0f} GiB of host memory a rank, more "
+                f"than its {self.host_bytes / GiB:,.0f} GiB: {self.gathered_to_save / GiB:,.0f} "
+                "GiB in addition, for the gathered Adam states and fp32 weights; the layout "
+                "trains, but may not be able to save"
             )
         return found
 
@@ -156,5 +174,5 @@ def with_host_cap(found: Plan) -> Plan:
 
 
 def host_cap(cluster: Cluster) -> float:
-    """Return the GiB of pinned memory that a rank may take."""
+    """Return the GiB of host memory that a layout may take of a rank's share."""
     return HOST_SHARE * cluster.host_bytes_per_rank / GiB

@@ -41,8 +41,12 @@ def notes(row: Row) -> Iterator[str]:
 
 
 def short(row: Row) -> Iterator[str]:
-    """Yield a sentence if a layout that the planner did not choose has too little memory."""
-    if row.pinned not in STATED or row.layout.device == "cpu":
+    """Yield a sentence if a layout that the planner did not choose has too little memory.
+
+    The planner chose that of a shipped row for the row's own cluster.
+    """
+    moved = row.name in ROWS and row.cluster != ROWS[row.name].cluster
+    if (row.pinned not in STATED and not moved) or row.layout.device == "cpu":
         return
     from recipes.planner.search.alternatives import lacks
     from recipes.planner.search.request import of_stage

@@ -58,6 +58,8 @@ class Expected:
     """Whether Megatron FSDP is used: it needs CUDA_DEVICE_MAX_CONNECTIONS other than 1."""
     host_bytes_per_rank: float = 0
     """Pinned for offload by each rank of a node."""
+    adam_unknown: bool = False
+    """Whether ranks hold a share of Adam on the host that `host_bytes_per_rank` does not count."""
     host_reserve_gib: float = 8.0
     """Host memory of a node, in addition to what its ranks pin."""
     shared_memory_gib: float = 0
@@ -100,8 +102,9 @@ class Expected:
         """Return the requirements of a layout on nodes of a cluster.
 
         Without `nodes`, the layout determines them. `ulysses` is the inner degree if the layout
-        leaves it to `auto`, as computed by `Workload.degrees`. Raises ValueError if the ranks do
-        not divide evenly over the nodes.
+        leaves it to `auto`, as computed by `Workload.degrees`. Without `host_bytes_per_rank`, the
+        offload's cap counts, which is that of activations. Raises ValueError if the ranks do not
+        divide evenly over the nodes.
         """
         machine = cls(
             nodes=nodes,
@@ -134,6 +137,7 @@ class Expected:
             ulysses=ulysses or inner_degree(layout.cp.how, layout.cp.size),
             megatron_fsdp=layout.sharding in ("gradients", "parameters"),
             host_bytes_per_rank=host_bytes_per_rank or layout.offload.cap_gib * GiB,
+            adam_unknown=layout.optimizer_offload > 0 and not host_bytes_per_rank,
         )
         if layout.device == "cuda":
             return of_layout

@@ -97,7 +97,7 @@ def test_the_ranks_had_the_variables_that_debug_their_communication(finished):
     records = sorted(folder.glob("checkpoints/*/reproduce/record.json"))
     environment = json.loads(records[-1].read_text())["environment"]
     assert environment["NCCL_DEBUG_FILE"] == str(folder / "nccl_%h_%p.log")
-    assert environment["TORCH_NCCL_DESYNC_DEBUG"] == "1"
+    assert environment["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
 
 
 def test_a_later_stage_starts_from_the_weights_of_the_one_before(finished):

@@ -79,8 +79,8 @@ def test_gpus_are_asked_for_as_the_site_wants(asked, gpus_per_node, gres):
 @pytest.mark.parametrize(
     ("slurm", "ranks", "mem"),
     [
-        ({"exclusive": False}, 1, "262144M"),  # an eighth of 2 TiB
-        ({"exclusive": False}, 4, "1048576M"),
+        ({"exclusive": False}, 1, "254279M"),  # 97% of an eighth of 2 TiB
+        ({"exclusive": False}, 4, "1017118M"),
         ({"exclusive": False}, 8, "0"),
         ({"exclusive": False, "mem": "100G"}, 1, "100G"),
         ({"exclusive": False, "ask_for_gpus": "none"}, 1, "0"),

@@ -109,13 +109,20 @@ def read(paths: Sequence[Path]) -> Log:
 
 
 def logs_of(run: Path, stage: str) -> list[Path]:
-    """Return the newest output of a stage's job in a run folder: of its ranks, and of Slurm."""
+    """Return the newest output of a stage's job in a run folder: of its ranks, Slurm and NCCL.
+
+    With `--debug-comm` NCCL writes to files of the stage's folder; those of earlier jobs are older
+    than the folder of the newest.
+    """
     patterns = ("combined.log", "log-*.out", "sbatch_*.out")
-    newest = list[Path]()
+    newest, began = list[Path](), 0.0
     for job in run.glob(f"launch/experiments/*/*/{glob.escape(stage)}"):
         logs = (sorted(job.rglob(one), key=_written) for one in patterns)
-        newest = max(newest, [one[-1] for one in logs if one], key=_newest)
-    return newest
+        of_job = [one[-1] for one in logs if one]
+        if _newest(of_job) > _newest(newest):
+            newest, began = of_job, _written(job)
+    of_nccl = sorted((run / "stages" / stage).glob("nccl_*.log"))
+    return newest + [path for path in of_nccl if _written(path) >= began]
 
 
 def _written(path: Path) -> float:

@@ -109,7 +109,7 @@ def _cheapest_change(question: SearchRequest) -> str:
         found.append(f"{gpus} GPUs would do")
     reached = max_length(question)
     if reached:
-        found.append(f"these GPUs reach {reached:,} tokens")
+        found.append(f"these GPUs reach at least {reached:,} tokens")
     said = ", or ".join(found)
     return said[:1].upper() + said[1:]
 

@@ -21,6 +21,12 @@ def host_checks(expected: Expected, machine: Machine) -> Iterator[PreflightCheck
     if pinned:
         yield from _memory(pinned, ranks, expected.host_reserve_gib * GiB, machine.memory_left())
         yield from _locked(expected.host_bytes_per_rank)
+    if expected.adam_unknown:
+        yield PreflightCheck.warning(
+            Group.HOST, "Adam on the host",
+            "its share of host memory is not checked: it depends on the model's parameters",
+            "compare the host memory of the model's `longhaul plan --layout` with the node's",
+        )  # fmt: skip
     if expected.shared_memory_gib:
         yield from _shared(expected.shared_memory_gib, machine)
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)

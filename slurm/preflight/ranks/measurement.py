@@ -88,14 +88,22 @@ def measure_apart(
             check=False,
             timeout=most,
             cwd=TREE,  # `-m` imports from its working folder first, and a user's may have data.py
-            # Comparing collectives would be measured as slow links.
-            env=os.environ | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_DISTRIBUTED_DEBUG": "OFF"},
+            env=_environment(),
         )
         why = _ending(done.returncode)
     except subprocess.TimeoutExpired:
         why = f"its measurement did not end within {most:.0f} s"
     if not meeting.has_said(TIMES):
         meeting.say(TIMES, why)
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables of a process that measures, without those that debug communication.
+
+    Comparing and logging collectives would be measured as slow links.
+    """
+    own = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_DEBUG")}
+    return own | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_DISTRIBUTED_DEBUG": "OFF"}
 
 
 def main() -> None:

@@ -51,9 +51,14 @@ def test_the_kv_cache_of_the_length_is_told_and_is_in_json(answer):
     for one in json.loads(answer(*words, "--json").out)["plans"]:
         assert one["serving"] == {
             "tensor_parallel": 8,
+            "pipeline": 1,
             "kv_cache_bytes": {"bf16": 16 * GiB, "fp8": 8 * GiB},
             "sequences": {"bf16": 35, "fp8": 70},
         }
+    large = ("plan", "llama31_405b", "--seq", "128K", "--nodes", "32")
+    assert (
+        "next to bf16 weights (TP 8, PP 2) these GPUs hold 96 or 192 of them" in answer(*large).out
+    )
 
 
 def test_what_was_ruled_out_is_shown(answer):
@@ -64,11 +69,11 @@ def test_what_was_ruled_out_is_shown(answer):
 def test_the_longest_length_is_found(answer):
     code, shown, _ = answer("plan", "llama31_8b", "--max-seq")
     assert code == 0
-    assert "the longest context that fits: 4M tokens" in shown
+    assert "the longest context that fits: at least 4608K tokens" in shown
     assert "not proven: Adam on the host" in shown
     found = answer("plan", "llama31_8b", "--max-seq", "--json")
     longest = json.loads(found.out)["seq_length"]
-    assert longest == 4096 * 1024
+    assert longest == 4608 * 1024
     power = 2 ** (longest.bit_length() - 1)
     assert answer("plan", "llama31_8b", "--seq", longest).code == 0
     assert answer("plan", "llama31_8b", "--seq", longest + power // 8).code != 0
@@ -78,7 +83,7 @@ def test_the_longest_length_of_a_layout_of_one_s_own(answer):
     words = "ulysses8 kept_attention tile-loss"
     shown = answer("plan", "llama31_8b", "--max-seq", "--layout", words).out
     assert f"layout: {words}" in shown
-    longest = re.search(r"that fits: (\S+) tokens", shown)[1]
+    longest = re.search(r"that fits: at least (\S+) tokens", shown)[1]
     assert answer("plan", "llama31_8b", "--seq", longest, "--layout", words).code == 0
     assert "lacks" in answer("plan", "llama31_8b", "--seq", "4M", "--layout", words).error()
 

@@ -2,6 +2,7 @@
 """`longhaul doctor log`: faults as libraries, drivers and Slurm write them, broken or not."""
 
 import json
+import os
 import textwrap
 
 import pytest
@@ -300,6 +301,20 @@ def test_the_doctor_of_a_run_reads_the_output_of_a_stage_that_failed(answer, tmp
     assert [stage["log"] and stage["log"]["faults"][0]["kind"] for stage in stages] == [
         None, "device",
     ]  # fmt: skip
+
+
+def test_the_doctor_of_a_run_reads_what_nccl_wrote_to_files_of_the_stage(answer, tmp_path):
+    run = launched(make_run(tmp_path / "run"), "tiny_2k", "starting\n")
+    folder = run / "stages" / "tiny_2k"
+    (folder / "outcome").write_text("failed rank 1 ended\n")
+    network = dict(LINES)["network"]
+    now, before = folder / "nccl_n1_77.log", folder / "nccl_n1_66.log"
+    now.write_text(f"{network}\n")
+    before.write_text(f"{OOM}\n")
+    os.utime(before, (0, 0))  # of an earlier job
+    stages = json.loads(answer("doctor", "run", run, "--json").out)["stages"]
+    faults = stages[1]["log"]["faults"]
+    assert [(fault["kind"], fault["log"]) for fault in faults] == [("network", str(now))]
 
 
 def test_the_doctor_of_hangs_reads_the_output_where_no_rank_wrote_a_dump(answer, tmp_path):

@@ -162,6 +162,24 @@ def test_jobs_that_end_by_themselves_are_warned_of_no_limit(plan, made):
     assert [name for name, job in found.items() if job.executor.signal] == [made[0].name]
 
 
+@pytest.mark.parametrize(
+    ("slurm", "prepare"),
+    [
+        ({"exclusive": False}, None),
+        ({"exclusive": False, "mem": "100G"}, "100G"),
+        ({"exclusive": False, "ask_for_gpus": "none"}, "0"),  # whole nodes are allocated
+        ({}, "0"),
+    ],
+    ids=str,
+)
+def test_a_job_without_gpus_leaves_the_memory_of_a_shared_node_to_others(
+    plan, made, slurm, prepare
+):
+    found = jobs(plan, made, site(**slurm))
+    assert found["export"].executor.mem == prepare
+    assert found[made[0].name].executor.mem == (slurm.get("mem") or "0")  # on all GPUs of its nodes
+
+
 def test_a_limit_too_short_for_steps_and_saving_is_refused_with_both(plan, made):
     step = made[0].plan.time.step
     early = save_seconds(site(), made[0])

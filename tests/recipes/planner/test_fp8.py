@@ -114,6 +114,26 @@ def test_fp8_pays_less_the_longer_the_sequence():
     assert 1 < gains[-1] < gains[0]
 
 
+@pytest.mark.parametrize(
+    ("seq", "words", "gain", "of_qkv"),
+    [
+        (16 * K, "head_chunked1 dp8", 0.19, 0.024),
+        (128 * K, "head_chunked1 dp8 offload-both:64.6", 0.064, 0.008),
+        (M, "head_chunked8 offload-both:64.6", 0.010, 0.001),
+    ],
+)
+def test_what_fp8_gains_with_head_chunked_attention_is_as_the_page_says(seq, words, gain, of_qkv):
+    """The table of docs/memory.md; its products run four times, once of them for the recompute."""
+    chosen = layout_from(f"{words} kept_attention tile-loss tile-mlp")
+    bf16 = replace(workload(seq=seq, sequences=chosen.dp), layout=chosen)
+    fp8 = replace(bf16, layout=replace(chosen, fp8=TENSORWISE))
+    step = time(fp8, H100).step
+    assert time(bf16, H100).step / step - 1 == pytest.approx(gain, rel=0.05)
+    saved = 1 / (989e12 * HOPPER.matmul) - 1 / (1979e12 * HOPPER.matmul_fp8)
+    qkv = 4 * 2 * fp8.tokens * fp8.qkv_weights * 32 * saved / step
+    assert qkv == pytest.approx(of_qkv, abs=0.0005)
+
+
 @pytest.mark.parametrize(("how", "rows_in_bf16"), [("ulysses", 0), ("head_chunked", 6144)])
 def test_products_run_at_the_rate_of_fp8_but_those_of_head_chunked_attention(how, rows_in_bf16):
     """Counted by hand: rows of q, k and v, of the output and of the MLP of Llama 3.1 8B."""

@@ -198,6 +198,12 @@ def test_the_optimizer_on_the_host_takes_sixteen_bytes_a_parameter_over_its_rank
     assert away.host == 16 * LLAMA31_8B.parameters / 4
 
 
+@pytest.mark.parametrize(("sharding", "ranks"), [("optimizer", 1), ("parameters", 0)])
+def test_a_save_gathers_twelve_bytes_a_parameter_on_each_rank_of_the_optimizer(sharding, ranks):
+    saved = plan(workload(dp=4, sharding=sharding), H100)
+    assert saved.gathered_to_save == 12 * LLAMA31_8B.parameters * ranks
+
+
 def test_the_cap_of_an_offload_limits_activations_and_not_the_optimizer():
     offload = Offload(tensors="inputs", cap_gib=1e6)
     with_adam = workload(recompute=FULL, offload=offload, optimizer_offload=0.5)

@@ -43,17 +43,22 @@ def on(card: str, words: str, length: int):
 
 
 @pytest.mark.parametrize(
-    ("card", "words", "length", "tp", "sequences"),
+    ("card", "words", "length", "tp", "pp", "sequences"),
     [
         # 0.96 x 79.1 - 4 - 14.96 / 8 GiB of weights: 70.07 GiB a GPU
-        ("llama31_8b", "ulysses8", 128 * K, 8, (35, 70)),  # of 2 and 1 GiB on each
-        ("llama31_8b", "ulysses8 dp4", M, 8, (16, 32)),  # 4 and 8 on each of 4 nodes
-        ("llama31_8b", "ulysses2", 128 * K, 2, (8, 16)),  # 64.46 GiB, of 8 and 4
-        ("gemma3_1b", "dp8", 128 * K, 4, (278, 558)),  # 4 query heads; the KV head on each
-        ("llama31_405b", "tp8 dp2", 128 * K, 8, (0, 0)),  # 94 GiB of weights on each
+        ("llama31_8b", "ulysses8", 128 * K, 8, 1, (35, 70)),  # of 2 and 1 GiB on each
+        ("llama31_8b", "ulysses8 dp4", M, 8, 1, (16, 32)),  # 4 and 8 on each of 4 nodes
+        ("llama31_8b", "ulysses2", 128 * K, 2, 1, (8, 16)),  # 64.46 GiB, of 8 and 4
+        ("gemma3_1b", "dp8", 128 * K, 4, 1, (278, 558)),  # 4 query heads; the KV head on each
+        ("llama31_405b", "tp8", 128 * K, 8, 0, (0, 0)),  # 94.5 GiB of weights on each
+        # 126 layers: caches of 63 GiB; on a GPU of two nodes 71.94 - 47.24 GiB, of 3.94 and 1.97
+        ("llama31_405b", "tp8 dp2", 128 * K, 8, 2, (6, 12)),
+        ("llama31_405b", "tp8 dp5", 128 * K, 8, 2, (12, 24)),  # a fifth node is left over
     ],
 )
-def test_what_is_left_next_to_the_weights_holds_whole_sequences(card, words, length, tp, sequences):
+def test_what_is_left_next_to_the_weights_holds_whole_sequences(
+    card, words, length, tp, pp, sequences
+):
     found = on(card, words, length)
-    assert found.tensor_parallel == tp
+    assert (found.tensor_parallel, found.pipeline) == (tp, pp)
     assert tuple(found.sequences.values()) == sequences

@@ -9,7 +9,7 @@ from recipes.ladders import LADDERS
 from recipes.models import CARDS
 from recipes.notation.layout import words_of
 from recipes.shipped.machines import BY_LAYOUT, SCALED, Machines, gpus_of, on_machines
-from recipes.shipped.select import placed_row
+from recipes.shipped.select import placed_row, short
 from recipes.shipped.table import ROWS
 from recipes.spec import cluster
 from recipes.spec.layout import Fp8
@@ -95,6 +95,13 @@ def test_a_shipped_recipe_keeps_its_layout_on_more_gpus():
     assert on_machines(ROW, Machines(layout="tp2 ulysses4")).pinned == BY_LAYOUT
     other = on_machines(ROW, Machines(cluster="gb200_nvl72"))
     assert (other.nodes, other.layout.world_size) == (2, ROW.layout.world_size)
+    assert not list(short(other))
+
+
+def test_a_shipped_recipe_says_that_its_layout_does_not_fit_another_cluster():
+    small = on_machines(ROWS["llama31_8b_nemo_16k"], Machines(cluster="rtx_4090"))
+    (said,) = short(small)
+    assert said.endswith("lacks 48.0 GiB of GPU memory on rtx_4090")
 
 
 def test_a_shipped_recipe_says_that_its_replicas_are_others():

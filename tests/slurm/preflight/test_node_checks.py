@@ -105,6 +105,7 @@ def test_what_a_layout_needs_of_a_cluster():
     assert (expected.world_size, expected.nodes, expected.ranks_per_node) == (16, 2, 8)
     assert (expected.tp, expected.cp, expected.ulysses) == (2, 4, 4)
     assert expected.host_bytes_per_rank == 64 * GiB
+    assert not expected.adam_unknown
     rack = Expected.of(clusters.load("gb200_nvl72"), layout_from("tp4 dp8"))
     assert (rack.nodes, rack.gpus_per_node, rack.linked_gpus) == (8, 4, 64)
     with pytest.raises(ValueError, match="do not divide evenly over 3 nodes"):
@@ -116,6 +117,14 @@ def test_offload_of_all_ranks_and_a_reserve_must_fit_the_host(left, name):
     expected = Expected(ranks_per_node=8, host_bytes_per_rank=64 * GiB)
     checks = host_checks(expected, Machine(memory_left=lambda: left * GiB))
     assert list(failed(checks)) == ([name] if name else [])
+
+
+def test_a_share_of_adam_on_the_host_that_is_not_known_is_a_warning():
+    dgx, layout = clusters.load("dgx_h100"), layout_from("tp8 adam-on-host:0.5")
+    of_words, of_plan = Expected.of(dgx, layout), Expected.of(dgx, layout, host_bytes_per_rank=GiB)
+    for expected, states in ((of_words, ["warning"]), (of_plan, [])):
+        checks = host_checks(expected, Machine())
+        assert [each.state for each in checks if each.name == "Adam on the host"] == states
 
 
 def test_a_small_shared_memory_fails(tmp_path):

@@ -68,7 +68,7 @@ def test_a_small_host_is_planned_up_to_the_longest_length():
     assert reached >= 1152 * K
     assert search(asked.at_length(reached)).plans
     longer = asked.at_length(2 * reached)
-    assert f"these GPUs reach {reached:,} tokens" in why_not(longer, search(longer))
+    assert f"these GPUs reach at least {reached:,} tokens" in why_not(longer, search(longer))
     one = question(card=CARDS["llama32_1b"], cluster=small, gpus=1)
     assert max_length(one) >= 248 * K
 
@@ -228,6 +228,14 @@ def described(plan) -> str:
     return f"`{words_of(plan.workload.layout)}` | {rate} | {held[0]:.1f} | {held[1]:.1f} |"
 
 
+def with_save(plan) -> str:
+    """Return `described` with the host GiB of a save, marked if that is more than there is."""
+    saving = plan.memory.host + plan.gathered_to_save
+    short = saving > plan.host_bytes
+    assert short == any("may not be able to save" in warning for warning in plan.warnings)
+    return f"{described(plan)} {saving / GiB:.1f}{'*' * short} |"
+
+
 def test_the_page_says_what_one_gpu_holds_with_less_host_memory():
     for size in (64, 128, 256):
         alone = replace(H100, gpus_per_node=1, host_memory_gib=size)
@@ -237,10 +245,14 @@ def test_the_page_says_what_one_gpu_holds_with_less_host_memory():
             assert f"| {size} GiB | none | {lacks(search(asked.at_length(K)).nearest)} |" in PAGE
             continue
         longest_plan = search(asked.at_length(reached)).plans[0]
-        assert f"| {size} GiB | {reached // K}K | {described(longest_plan)}" in PAGE
+        assert f"| {size} GiB | {reached // K}K | {with_save(longest_plan)}" in PAGE
         for batch, name in ((4 * M, "4M tokens"), (64 * K, "one sequence")):
             plan = search(replace(asked, tokens_per_batch=batch)).plans[0]
-            assert f"| {size} GiB | 64K, {name} a step | {described(plan)}" in PAGE
+            assert f"| {size} GiB | 64K, {name} a step | {with_save(plan)}" in PAGE
+        of_adam = plan.time.categories["optimizer"] / plan.time.step
+        assert f"{of_adam:.0%} of one of 64K with {size} GiB" in PAGE or (
+            f"{of_adam:.0%} with {size}." in PAGE
+        )
 
 
 def test_the_page_says_what_one_node_holds_of_five_million_tokens():
@@ -252,6 +264,7 @@ def test_the_page_says_what_one_node_holds_of_five_million_tokens():
             assert f"| {size // 1024} TiB | {length:,}K | {described(plan)}" in PAGE
         longer = replace(asked, seq_length=5 * M, tokens_per_batch=5 * M)
         assert not search(longer).plans
+    assert f"`plan --max-seq` says at least {max_length(asked) // K:,}K" in PAGE
     held = search(longer).nearest.memory.categories
     assert f"{held['gradients'] / GiB:.1f} GiB of gradients" in PAGE
     assert f"{held['attention'] / GiB:.1f} GiB of attention" in PAGE

@@ -89,6 +89,15 @@ def test_only_ranks_on_gpus_without_a_group_measure_in_another_process(
     assert asked == ["measure_apart" if apart else "_times"]
 
 
+def test_a_process_that_measures_does_not_debug_communication(monkeypatch):
+    debugged = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "x.log", "NCCL_DEBUG_SUBSYS": "COLL"}
+    for name, value in {**debugged, "NCCL_IB_HCA": "mlx5"}.items():
+        monkeypatch.setenv(name, value)
+    found = measurement._environment()
+    assert not debugged.keys() & found.keys()
+    assert (found["NCCL_IB_HCA"], found["TORCH_DISTRIBUTED_DEBUG"]) == ("mlx5", "OFF")
+
+
 @pytest.mark.parametrize(
     ("code", "said"), [(28, "did not answer"), (-6, "did not answer"), (-9, "SIGKILL"), (3, "3")]
 )
