@@ -16,10 +16,23 @@ from tests.house.blocks import OF_USERS, PAGES, Block, blocks, failure
 from tests.house.rooms import TREE
 
 TYPED_HERE = [page for page in PAGES if page not in OF_USERS]
+TESTED_ELSEWHERE = ("profiling.md", "context_parallelism.md")
+"""Pages whose commands other tests run (`tests/runs/test_profile.py`,
+`tests/longhaul/commands/test_probe.py`); their blocks run nightly."""
 
 
 @pytest.mark.timeout(1800)  # without the warm start, each block that needs NeMo imports it
-@pytest.mark.parametrize("page", TYPED_HERE, ids=lambda page: page.relative_to(TREE).as_posix())
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page,
+            id=page.relative_to(TREE).as_posix(),
+            marks=pytest.mark.nightly if page.name in TESTED_ELSEWHERE else (),
+        )
+        for page in TYPED_HERE
+    ],
+)
 def test_every_block_of_a_page_runs(page):
     run = [failure(block) for block in blocks(page.read_text()) if not block.reason]
     assert [text for text in run if text] == []

@@ -32,9 +32,10 @@ FURTHER = {"tensor ranks": {"tp": 2}, "data ranks": {"dp": 2}, "pipeline": {"pp"
 @pytest.fixture(
     scope="module",
     params=[
-        "mixtral", pytest.param("nemotron", marks=pytest.mark.nightly), "olmo3",
+        "mixtral",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("nemotron", "olmo3")),
     ],
-)  # fmt: skip
+)
 def started(request, tmp_path_factory, small_store) -> tuple[str, str, list[dict]]:
     """Return family, checkpoints of two steps on one rank, and the steps from there on one."""
 

@@ -79,6 +79,7 @@ def test_an_interleaved_pipeline_gives_the_losses_of_one_rank(training_run, one_
         assert ours["samples"] == reference["samples"]
 
 
+@pytest.mark.nightly  # test_kinds has a ring and a hybrid within documents
 def test_documents_are_kept_apart_by_two_ranks_as_by_one(training_run, start):
     shared = {"start": start, "steps": 8, "sequences": 4}
     options = {"documents": "within", **shared}

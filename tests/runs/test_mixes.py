@@ -50,6 +50,7 @@ def test_the_log_says_what_each_step_was_made_of(one_rank):
     assert one_rank[-1]["loss"] < one_rank[0]["loss"] - 0.3
 
 
+@pytest.mark.nightly  # what ranks are given is tested without training, in tests/data
 def test_two_context_ranks_give_the_losses_of_one(training_run, one_rank):
     steps = training_run("two", ranks=2, layout={"cp": 2, "kind": "ring"}, **OPTIONS).finish()
     for ours, reference in zip(steps, one_rank, strict=True):

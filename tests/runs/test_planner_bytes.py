@@ -72,6 +72,7 @@ def test_predicted_bytes_are_those_of_a_step(size, names):
         assert far(cases, fullest(ranks.results(TIMEOUT_SECONDS))) == []
 
 
+@pytest.mark.nightly
 def test_predicted_bytes_of_a_model_with_norms_on_queries_and_keys_are_those_of_a_step():
     made = {case.name: case for case in two_ranks("qwen3_8b_sixteenth", TOKENS)}
     cases = [made[name] for name in NORMED]

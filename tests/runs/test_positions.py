@@ -37,10 +37,8 @@ def plain(tmp_path_factory, small_store, start):
     return TrainingRun(folder, small_store, ranks=1, layout={}, start=start, steps=STEPS).finish()
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["pose", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS if kind != "pose")],
-)
+@pytest.mark.nightly  # the resume below draws on one rank; tests/data draws for several
+@pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_draw_what_one_draws(kind, training_run, start, plain):
     options = {"positions": KINDS[kind], "start": start, "steps": STEPS}
     alone = training_run("alone", ranks=1, layout={}, **options).finish()

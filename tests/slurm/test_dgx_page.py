@@ -21,7 +21,8 @@ from tests.recipes.hugging_face.support import models
 from tests.slurm.support.real_slurm import GPU_PARTITION, TREE
 from tests.warm_start import path_with
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+# test_chain runs such a chain to its end, test_scripts has the scripts of this cluster.
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(1200)]
 
 PAGE = OF_USERS[0].read_text()
 ACCOUNT = "research"

@@ -77,7 +77,7 @@ def test_gpus_are_asked_for_as_the_site_wants(asked, gpus_per_node, gres):
 
 
 @pytest.mark.parametrize(
-    ("slurm", "ranks", "mem"),
+    ("stated", "ranks", "mem"),
     [
         ({"exclusive": False}, 1, "254279M"),  # 97% of an eighth of 2 TiB
         ({"exclusive": False}, 4, "1017118M"),
@@ -88,8 +88,8 @@ def test_gpus_are_asked_for_as_the_site_wants(asked, gpus_per_node, gres):
     ],
     ids=str,
 )
-def test_a_part_of_a_shared_node_asks_for_that_part_of_its_memory(slurm, ranks, mem):
-    site = file(slurm=Slurm(account="me", **slurm), hardware=load("dgx_h100").hardware)
+def test_a_part_of_a_shared_node_asks_for_that_part_of_its_memory(stated, ranks, mem):
+    site = file(slurm=Slurm(account="me", **stated), hardware=load("dgx_h100").hardware)
     assert made(site, nodes=1, ranks_per_node=ranks).mem == mem
     without_hardware = site.model_copy(update={"hardware": None})
     assert made(without_hardware, ranks_per_node=ranks).mem == site.slurm.mem

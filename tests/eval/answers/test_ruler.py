@@ -88,6 +88,7 @@ def predict(answer, samples: Path, *words: object):
     return answer("ruler", "predict", samples, "--out", "p.jsonl", *words)
 
 
+@pytest.mark.nightly  # test_generation has two context ranks
 def test_two_context_ranks_answer_as_one_rank(models, samples, of_one_rank, answer, tmp_path):
     words = ("--run", models.run, "--store", models.store, "--stage", LENGTH, "--device", "cpu")
     done = predict(answer, samples, *words, "--cp", "2")

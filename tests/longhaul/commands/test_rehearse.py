@@ -8,20 +8,10 @@ from pathlib import Path
 import pytest
 
 from longhaul.rehearsal import verification_card as cards
-from recipes.shipped.row import Row
 from recipes.shipped.table import ROWS
 from tests.house.rooms import TREE
 from tests.longhaul.support.rehearsed_rows import of_the_suite, ranks_for, smallest_rows, structure
 from tests.recipes.support.rows_to_rehearse import ROWS_TO_REHEARSE
-
-
-def nightly_but(first: str, rows: list[Row]) -> list:
-    """Return the rows as parameters; those of one ladder run in the suite, the others nightly."""
-    nightly = (pytest.mark.slow, pytest.mark.nightly)
-    return [
-        pytest.param(row, id=row.name, marks=() if row.ladder.name == first else nightly)
-        for row in rows
-    ]
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +41,9 @@ def require_green(code: int, shown: str, said: str, run: Path) -> None:
     assert not any(line.startswith("FAIL") for line in lines)
 
 
-@pytest.mark.parametrize("row", nightly_but("tiny", of_the_suite()))
+@pytest.mark.slow
+@pytest.mark.nightly  # tiny_2k is rehearsed below, with overrides
+@pytest.mark.parametrize("row", of_the_suite(), ids=lambda row: row.name)
 def test_a_recipe_of_the_ladder_is_rehearsed_as_on_its_card(rehearse, tmp_path, monkeypatch, row):
     monkeypatch.setitem(ROWS, row.name, row)  # a shorter one is no row of the collection
     ranks, card = ranks_for(row), tmp_path / "card.yaml"
