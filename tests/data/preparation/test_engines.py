@@ -162,7 +162,7 @@ def test_a_run_killed_at_any_time_is_continued_by_the_same_command(
     while killed < 2:
         running = subprocess.Popen([sys.executable, "-c", PROGRAM, *words])
         before = len(list(work.folder.glob("parts/*/*.json")))
-        until(lambda n=before: len(list(work.folder.glob("parts/*/*.json"))) > n)
+        until(lambda n=before: place.exists() or len(list(work.folder.glob("parts/*/*.json"))) > n)
         time.sleep(draw.random() * 0.05)
         running.send_signal(signal.SIGKILL)
         running.wait()
