@@ -266,8 +266,8 @@ class _Layer:
     ) -> dict[str, float]:
         """Return the sum of `of_layer` over some layers; evaluate it once if they are the same."""
         recompute, offload = self.workload.layout.recompute, self.workload.layout.offload
-        alike = self.in_bf16 is self and recompute.every == offload.every == 1
-        if alike and recompute.kind != "block":
+        same = self.in_bf16 is self and recompute.every == offload.every == 1
+        if same and recompute.kind != "block":
             return {name: len(numbers) * size for name, size in of_layer(numbers[0]).items()}
         found: dict[str, float] = {}
         for number in numbers:

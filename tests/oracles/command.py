@@ -27,7 +27,7 @@ DROPPED = "dropped"
 
 
 class Answered(NamedTuple):
-    """What a command left."""
+    """Exit code and output of a command."""
 
     code: object
     out: str

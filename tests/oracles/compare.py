@@ -18,10 +18,10 @@ from .command import DROPPED
 KINDS = ("renamed", "removed", "added", "changed")
 MESSAGE = "/message"
 NAMED = "/named"
-"""What the answer has to name, in the words of each tree."""
+"""Key of the words that the answer must contain, in the words of each tree."""
 NUMBER = r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?"
 VALUES = re.compile(rf"{NUMBER}|'(?!--)[^']*'")
-"""What a message has to keep: numbers and what it quotes but for options."""
+"""Values that a message must keep: numbers, and quoted text other than options."""
 
 
 @dataclass

@@ -242,9 +242,9 @@ TABLES = {
     "scripts": ("scripts.yaml", "ladder/site.yaml", "ladder/chain.yaml"),
     "stores": ("ladder/mixed.yaml",),
 }
-"""What an oracle reads next to its function."""
+"""Tables that an oracle reads, by its name."""
 BEFORE: list[str] = []
-"""What precedes the tree on Python's path."""
+"""Folders that precede the tree on the path of Python."""
 
 
 def environment(place: Path, _: Path) -> dict[str, str]:

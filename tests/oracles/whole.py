@@ -151,7 +151,7 @@ def _exported(name: str, folder: Path) -> Entries:
     tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118 it is no dictionary
+            for key in file.keys():  # noqa: SIM118 not a dictionary
                 tensors[key] = _sum(file.get_tensor(key))
     loaded = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32)
     with torch.no_grad():

@@ -44,7 +44,7 @@ ONE_GPU = [
 ]
 CASES = DENSE + EXPERTS + ONE_GPU
 FEW = {DENSE[1], DENSE[3], DENSE[5], DENSE[6], DENSE[9], EXPERTS[1], EXPERTS[2], ONE_GPU[0]}
-"""Among them are one GPU, many nodes, nodes that are no power of two, and experts."""
+"""They include one GPU, many nodes, numbers of nodes that are not powers of two, and experts."""
 LAYOUTS, DRAWS = 60, 20_000
 LOSES = 0.02
 
