@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from longhaul.gone import refuse_gone
 from longhaul.own_packages import HiddenPackageError, require_own_files, require_own_packages
 from longhaul.terminal.messages import Verbosity, set_verbosity, write_in_the_terminal_s_encoding
 
@@ -171,6 +172,7 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return name, command and remaining arguments; import the module of the command."""
+        refuse_gone(args)
         name, command, rest = super().resolve_command(ctx, args)
         _refuse_empty(rest)
         return name, command and loaded(str(name)), rest

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from longhaul import cli
+from longhaul.gone import GONE
 from longhaul.version import commit
 from tests.house.rooms import TREE
 
@@ -46,9 +47,22 @@ def test_the_list_has_the_first_line_of_a_command_s_help(name):
     assert cli.loaded(name).name == name
 
 
+@pytest.mark.parametrize("words", GONE)
+def test_a_word_or_option_of_before_is_answered_with_what_replaces_it(words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["longhaul", *words.split(), "more"])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    assert capsys.readouterr().err == (
+        f"error: `longhaul {words}` is not in this release; {GONE[words]}\n"
+    )
+    word = words.split()
+    assert word[0] not in cli.COMMANDS or len(word) == 2  # an option, or a leaf
+
+
 def test_help_imports_no_command():
     shown, ours = imported("--help")
     light = {"longhaul.terminal", "longhaul.terminal.messages", "longhaul.own_packages"}
+    light.add("longhaul.gone")
     assert ours == {"longhaul", "longhaul.cli"} | light
     for name, command in cli.COMMANDS.items():
         assert name in shown
