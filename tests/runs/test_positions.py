@@ -54,8 +54,9 @@ def test_two_ranks_draw_what_one_draws(kind, training_run, start, plain):
 def test_a_resume_draws_what_would_have_come(training_run, start):
     options = {"positions": KINDS["pose"], "start": start, "steps": STEPS}
     whole = training_run("whole", ranks=1, layout={}, **options).finish()
-    killed = training_run("killed", ranks=1, layout={}, **options)
-    killed.kill_after(6)  # past the checkpoint of step 5
+    killed = training_run("killed", ranks=1, layout={}, every=5, **options)
+    killed.kill_after(6)
+    assert (killed.metrics.parent / "checkpoints" / "step=5").exists()
     assert [step["loss"] for step in killed.finish()] == [step["loss"] for step in whole]
     newest = killed.metrics.parent / "checkpoints" / f"step={STEPS}"
     assert start_entry_of(newest) == start_entry(Path(start) / "step=5")

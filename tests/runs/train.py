@@ -25,8 +25,9 @@ LAYERS = 4
 
 
 def recipe(options: dict[str, Any]):
-    """Return the recipe: 20 steps of 2 sequences of 512 tokens, checkpoints every 5.
+    """Return the recipe: 20 steps of 2 sequences of 512 tokens, saved and validated every 5.
 
+    With `steps` of the options a run has that many, and saves after the last, or after `every`.
     `card` of the options holds in what the model differs from the tiny one, `positions` how those
     of the training samples are drawn, `mix` which documents they are of. With `overlap` gradients
     are reduced and parameters gathered while the model computes, as on GPUs. With `rate` the
@@ -78,9 +79,9 @@ def recipe(options: dict[str, Any]):
     card = replace(TINY, **{"layers": LAYERS, **other})
     made = pretrain(card, ladder, SEQ_LENGTH, layout)
     place(made, card, ladder, stage, run_to=Path(options["run"]), store=Path(options["store"]))
-    made.log.ckpt.every_n_train_steps = 5
     made.trainer.max_steps = options.get("steps", STEPS)
-    made.trainer.val_check_interval = 5
+    every = options.get("every", options.get("steps", 5))
+    made.log.ckpt.every_n_train_steps = made.trainer.val_check_interval = every
     made.resume.start = options.get("start")
     made.resume.optimizer = options.get("optimizer", "new")
     if options.get("overlap"):
