@@ -108,8 +108,8 @@ bridge: $(INSTALLED)  ## build recipes with Megatron-Bridge: RECIPES='llama3_8b_
 durations: $(INSTALLED)  ## run every test and record the seconds of each file in tests/durations.json
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(TEST_OPTIONS) --write-durations
 
-rehearsals: $(INSTALLED)  ## rehearse one recipe of each ladder and rewrite docs/cards, in about 10 minutes
-	@$(PY) -m tests.longhaul.support.rehearsed_rows
+rehearsals: $(INSTALLED)  ## rehearse a recipe of each ladder and family, a line for each; OUT=FOLDER keeps them
+	@$(PY) -m tests.longhaul.support.rehearsed_rows $(if $(OUT),--out $(OUT))
 
 lint: $(INSTALLED)  ## format, lint, types, spelling, shell and the rules of the tree
 	@$(VENV)/bin/ruff format --check --quiet .

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MkDocs hooks: generate the pages that are not files of docs/, and rewrite links that leave docs/.
 
-The README is the first page. Benchmark results, verification cards and the API reference are
-pages too. mkdocstrings fills the API pages from the source files; the build imports neither
-Longhaul nor torch nor NeMo.
+The README is the first page. Benchmark results and the API reference are pages too. mkdocstrings
+fills the API pages from the source files; the build imports neither Longhaul nor torch nor NeMo.
 
 A page links to a file of the repository by its relative path, which a code host follows. On the
 site such a link leads to the page made of that file, or to the API reference of a module. A link
@@ -17,7 +16,6 @@ from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
 from typing import Any
 
-import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -30,7 +28,6 @@ PAGES = {
 }
 """Files of the repository and the pages made of them; benchmark results are added to these."""
 RESULTS = "benchmarks/results"
-CARDS = "docs/cards"
 
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"^<!-- not run: .*? -->\n", re.MULTILINE)
@@ -57,9 +54,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     tree = _tree(config)
     pages = {page: (tree / file).read_text(encoding="utf-8") for file, page in _pages(tree).items()}
     pages |= {_api_page(room, part): _api(room, part, names) for room, part, names in _parts(tree)}
-    cards = sorted((tree / CARDS).glob("*.yaml"))
-    if cards:
-        pages["cards.md"] = "\n".join([CARDS_HEAD, *map(_card, cards)])
     for uri, content in pages.items():
         files.append(File.generated(config, uri, content=content))
     return files
@@ -144,37 +138,3 @@ def _api(room: str, part: str, names: list[str]) -> str:
     untitled = "    options: {show_root_heading: false, show_root_toc_entry: false, members: false}"
     modules = [f"::: {name}\n" for name in names if name != package]
     return "\n".join([f"# {package}\n", f"::: {package}\n{untitled}\n", *modules])
-
-
-CARDS_HEAD = """# Verification cards
-
-`longhaul rehearse` trains a small copy of a recipe on CPU ranks and checks the result.
-`make rehearsals` rehearses one recipe of every ladder and writes its card, which states the
-command, the commit, the versions and the figures measured.
-"""
-
-
-def _card(file: Path) -> str:
-    """Return a verification card as a section."""
-    card = yaml.safe_load(file.read_text(encoding="utf-8"))
-    versions = ", ".join(f"{name} {version}" for name, version in card["versions"].items())
-    lines = [
-        f"## {card['ladder']}\n",
-        f"`{card['command']}`, {card['date']}, {card['seconds']:.0f} seconds, commit",
-        f"`{card['commit'][:12]}`, {versions}\n",
-        "| stage | length | ranks | steps | first loss | last loss | held-out loss |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for stage in card["stages"]:
-        sizes = {kind.upper(): size for kind, size in stage["layout"].items() if size > 1}
-        cells = (
-            stage["name"],
-            f"{stage['seq_length']:,}",
-            " ".join(f"{kind}{size}" for kind, size in sizes.items()) or "1",
-            stage["steps"]["seen"],
-            stage["loss"]["first"],
-            stage["loss"]["last"],
-            stage["heldout_loss"],
-        )
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join([*lines, "", *(f"- {check}" for check in card["checks"]), ""])

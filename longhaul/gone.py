@@ -3,7 +3,9 @@
 
 from collections.abc import Sequence
 
-GONE: dict[str, str] = {}
+GONE: dict[str, str] = {
+    "rehearse --write-card": "`longhaul rehearse NAME --out RUN` writes RUN/rehearsal.json",
+}
 """`word`, `word leaf` or `word --option`, and a sentence that names the replacement."""
 
 

@@ -125,7 +125,6 @@ PLACES = (
     ("run --ladder tiny --out f/r", "f/r", {"f": b"x"}),
     ("rehearse tiny_8k --out f", "--out f", {"f": b"x"}),
     ("rehearse tiny_8k --out mine", "mine", {"mine/thesis.txt": b"x"}),
-    ("rehearse tiny_8k --write-card d.yaml", "d.yaml", {"d.yaml": None}),
     ("import --from m --to f", "--to f", {"f": b"x", "m": None}),
     ("import --from m --to f/x", "f/x", {"f": b"x", "m": None}),
     ("export --from m --to d", "--to d", {"d": None, "m": None}),

@@ -215,7 +215,6 @@ REHEARSE = (
     ("rehearse tiny_8k --out ''", "--out"),
     ("rehearse tiny_8k --out /proc/r", "/proc/r"),
     ("rehearse tiny_8k --out /dev/null", "/dev/null"),
-    ("rehearse tiny_8k --write-card ''", "--write-card"),
 )
 EVALUATE_AND_REPORT = (
     ("evaluate --run nowhere", "nowhere"),

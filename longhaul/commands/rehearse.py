@@ -2,21 +2,18 @@
 """`longhaul rehearse`: run a recipe's structure on a few CPU ranks, in about a minute."""
 
 import os
-import platform
-import shlex
 import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data.files.writable import require_file, require_folder
+from data.files.writable import require_folder
 from longhaul.defaults import planned_cluster
 from longhaul.options import (
     K_IS,
@@ -27,21 +24,18 @@ from longhaul.options import (
     StageLadder,
     StageLength,
 )
-from longhaul.rehearsal import verification_card as cards
 from longhaul.run_folder import lock
 from longhaul.run_folder.lock import in_use, require_unused
 from longhaul.terminal.console import loading, plain_console, show
 from longhaul.terminal.messages import ENCODING_ERRORS, note
 from longhaul.terminal.progress import Watched, progress
-from longhaul.version import commit, versions
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.naming import RUNS, STORES
 from recipes.spec.suggest import lookup
 
 if TYPE_CHECKING:
-    from longhaul.rehearsal.checks import Planned, RehearsalCheck
+    from longhaul.rehearsal.checks import RehearsalCheck
     from recipes.rehearsal.plan import Rehearsal
-    from recipes.shipped.row import Row
 
 RANKS = 4
 MOST_RANKS = 64
@@ -83,9 +77,6 @@ def rehearse(
             help="Token store. Without it synthetic text; with --probe stores/CARD.",
             show_default=str(STORE),
         ),
-    ] = None,
-    write_card: Annotated[
-        Path | None, typer.Option(help="Write a verification card here if all checks pass.")
     ] = None,
     probe: Annotated[
         bool,
@@ -151,8 +142,6 @@ def rehearse(
             "name one recipe: a shipped one by its NAME, any other by --card, --ladder and --stage"
         )
     if probe:
-        if write_card is not None:
-            raise ValueError("--write-card is of a rehearsal; leave it out with --probe")
         run_probe(
             stage_of_words(name, card, ladder, stage), asked, of_probe, ranks=ranks, out=out,
             store=store, overrides=overrides,
@@ -171,15 +160,12 @@ def rehearse(
     else:
         row = lookup("recipe", name, ROWS)
     name = row.name
-    revision = "" if write_card is None else _commit()
     run = out or RUNS / "rehearsals" / name
     made = rehearsal(row, ranks=ranks, rows=ROWS, vocab=_vocabulary(store))
     require_free(run)
-    if write_card is not None:
-        require_file(write_card, "--write-card", (".yaml", ".yml"))
     describe(made)
     with in_use(run):
-        checks, planned = _run(made, overrides, run=run, store=store)
+        checks = _run(made, overrides, run=run, store=store)
     for check in checks:
         typer.echo(f"{'ok  ' if check.holds else 'FAIL'}  {check.words}")
     seconds = time.monotonic() - started
@@ -188,24 +174,7 @@ def rehearse(
     if failed:
         typer.echo(f"{name}: {len(failed)} of {len(checks)} checks failed; see {run}", err=True)
         raise typer.Exit(1)
-    if write_card is not None:
-        options = _options(
-            card=card, ladder=ladder, stage=stage, nodes=nodes, gpus=gpus, layout=layout,
-            cluster=planned_cluster(cluster),
-        )  # fmt: skip
-        first = options if combined else [name]
-        given = [*first, *_options(ranks=ranks, store=store), *overrides]
-        command = shlex.join(["longhaul", "rehearse", *given])  # without output paths
-        done = _card_of(row, run, planned, checks, command, revision, seconds)
-        cards.write(done, write_card)
-        typer.echo(write_card)
     typer.echo(f"{name} rehearsed in {seconds:.0f} s: {run}")
-
-
-def _options(**given: object) -> list[str]:
-    """Return the words of the options that have a value."""
-    there = {name: value for name, value in given.items() if value not in (None, "")}
-    return [word for name, value in there.items() for word in (f"--{name}", str(value))]
 
 
 def require_free(run: Path) -> None:
@@ -265,8 +234,8 @@ def _vocabulary(store: Path | None) -> int:
 
 def _run(
     made: "Rehearsal", words: Sequence[str], *, run: Path, store: Path | None
-) -> "tuple[list[RehearsalCheck], list[Planned]]":
-    """Train both stages and evaluate them; return the checks and the planned values."""
+) -> "list[RehearsalCheck]":
+    """Train both stages and evaluate them; return the checks."""
     from longhaul.local_ranks import preload, run_forked
     from longhaul.rehearsal.checks import verdict
     from recipes.rehearsal.shrink import VOCAB
@@ -303,7 +272,7 @@ def _run(
         progress(plain_console(shown), watched, after="evaluating"),
     ):
         run_forked(jobs, log)
-    return verdict(run, planned), planned
+    return verdict(run, planned)
 
 
 def _record(
@@ -321,59 +290,3 @@ def _record(
             "seconds": seconds,
         },
     )
-
-
-def _card_of(
-    row: "Row",
-    run: Path,
-    planned: "Sequence[Planned]",
-    checks: "Sequence[RehearsalCheck]",
-    command: str,
-    revision: str,
-    seconds: float,
-) -> cards.VerificationCard:
-    """Return the card of a rehearsal in a folder, from its files and its plan."""
-    from longhaul.rehearsal.checks import heldout_loss, steps_of
-
-    seen = []
-    for stage in planned:
-        steps = steps_of(run, stage)
-        seen.append(
-            cards.StageSeen(
-                name=stage.name,
-                seq_length=stage.seq_length,
-                layout=dict(stage.layout),
-                steps=cards.Figure(expected=stage.steps, seen=len(steps)),
-                tokens_per_step=cards.Figure(expected=stage.tokens_per_step, seen=steps[0].tokens),
-                first_rate=cards.Figure(expected=stage.first_rate, seen=steps[0].lr),
-                loss=cards.Losses(first=round(steps[0].loss, 4), last=round(steps[-1].loss, 4)),
-                heldout_loss=round(heldout_loss(run, stage), 4),
-            )
-        )
-    return cards.VerificationCard(
-        ladder=row.ladder.name,
-        recipe=row.name,
-        command=command,
-        commit=revision,
-        date=date.today(),
-        versions={"python": platform.python_version(), **versions()},
-        machine={
-            "cpus": str(os.cpu_count()),
-            "system": platform.platform(terse=True),
-            "load over a minute": f"{os.getloadavg()[0]:.1f}",  # the seconds grow with it
-        },
-        loss_tolerance=cards.LOSS_TOLERANCE,
-        stages=seen,
-        checks=[check.words for check in checks],
-        seconds=round(seconds, 1),
-    )
-
-
-def _commit() -> str:
-    """Return the commit of the tree that runs, and whether it has changes."""
-    tree = Path(__file__).resolve().parents[2]
-    if not (found := commit(tree)):
-        raise ValueError(
-            f"a card names its commit, and {tree} is not a git checkout; leave --write-card out"
-        )
-    return found

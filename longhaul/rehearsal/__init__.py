@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rehearsals of a recipe at a small size, and the verification cards they write."""
+"""Rehearsals of a recipe at a small size."""

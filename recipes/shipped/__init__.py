@@ -13,32 +13,29 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    # Type checkers and editors read the names here; a list of them would be a second table.
-    from recipes.shipped.table import *  # noqa: F403
-else:  # a type checker that sees `__getattr__` takes every name for a right one
+    from recipes.shipped.row import Row
 
-    def __getattr__(name):
-        """Return a row by its name; refuse another name with the nearest ones there are."""
-        if name.startswith("__"):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from recipes.shipped.table import ROWS
-        from recipes.spec.suggest import did_you_mean
 
-        if name == "ROWS":
-            return ROWS
-        if name in ROWS:
-            return ROWS[name]
-        message = f"no recipe is called {name!r}; {did_you_mean(name, ROWS, 'recipe')}"
-        # `from recipes.shipped import name` drops the message of an AttributeError, so that it gets
-        # an ImportError. Of a submodule it asks for an attribute too, before it imports that.
-        importing = sys._getframe(1).f_code.co_name == "_handle_fromlist"
-        if importing and find_spec(f"{__name__}.{name}") is None:
-            raise ImportError(message, name=__name__)
-        raise AttributeError(message, name=name, obj=None)  # given one, Python adds its own hint
+def __getattr__(name: str) -> "Row":
+    """Return a row by its name; refuse another name with the nearest ones there are."""
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from recipes.shipped.table import ROWS
+    from recipes.spec.suggest import did_you_mean
+
+    if name in ROWS:
+        return ROWS[name]
+    message = f"no recipe is called {name!r}; {did_you_mean(name, ROWS, 'recipe')}"
+    # `from recipes.shipped import name` drops the message of an AttributeError, so that it gets
+    # an ImportError. Of a submodule it asks for an attribute too, before it imports that.
+    importing = sys._getframe(1).f_code.co_name == "_handle_fromlist"
+    if importing and find_spec(f"{__name__}.{name}") is None:
+        raise ImportError(message, name=__name__)
+    raise AttributeError(message, name=name, obj=None)  # given one, Python adds its own hint
 
 
 def __dir__() -> list[str]:
     """Return the module's names with those of the recipes."""
     from recipes.shipped.table import ROWS
 
-    return sorted({*globals(), "ROWS", *ROWS})
+    return sorted({*globals(), *ROWS})

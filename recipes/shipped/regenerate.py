@@ -9,25 +9,32 @@ fastest is that of `longhaul plan --tightest`: a row is rehearsed as it is writt
 only for its time.
 A row that says by `pinned` what stands behind its layout keeps it, and so does all other text of
 the file. The rows that change are printed; read their difference before you commit it. For a new
-row write `nodes=1, layout=Layout()` and run this.
+row write `_row("CARD@LADDER:LENGTH", "dgx_h100:1", "one rank"),` and run this.
 """
 
-import ast
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from recipes.notation.layout import words_of
-from recipes.notation.python_source import formatted, layout_call
 from recipes.planner.plan import Plan
 from recipes.planner.search.ranking import search
 from recipes.planner.search.request import of_stage
 from recipes.shipped import table
 from recipes.shipped.row import Row
 from recipes.spec import cluster
+from recipes.spec.naming import length_word
 
 DAYS, MOST_NODES = 10, 256
+WIDTH = 100
+CALL = re.compile(
+    r'^    _row\("(?P<address>[^"]+)", "[^"]+",\s+"[^"]+"'
+    r'(?P<rest>(?:,\s+variant="(?P<variant>\w+)")?[^)]*\),)',
+    re.MULTILINE,
+)
+"""A row of the table: address, cluster and nodes, layout, then what regeneration keeps."""
 
 
 def laid_out(row: Row) -> tuple[int, Plan] | None:
@@ -66,28 +73,27 @@ def planned_today(row: Row) -> Row:
 
 
 def rewritten(source: str, rows: Mapping[str, Row]) -> str:
-    """Return the table's source with the nodes and layouts of these rows; all else stays.
+    """Return the table's source with the nodes and layouts of these rows; all else stays."""
+    by_call = {(_address(row), row.variant): row for row in rows.values()}
 
-    Every keyword of a row is on a line of its own, as `ruff format` keeps it.
-    """
-    lines = source.splitlines()
-    for name, keyword in reversed(list(_keywords(source))):
-        if name in rows and keyword.arg in ("nodes", "layout"):
-            row = rows[name]
-            value = str(row.nodes) if keyword.arg == "nodes" else layout_call(row.layout)
-            text = formatted(value, before=f"{keyword.arg}=", after=",", indent=keyword.col_offset)
-            first, last = keyword.lineno - 1, keyword.end_lineno or keyword.lineno
-            comment = lines[last - 1][keyword.end_col_offset :].removeprefix(",")
-            lines[first:last] = f"{text}{comment}".splitlines()
-    return "\n".join(lines) + "\n"
+    def call(found: re.Match[str]) -> str:
+        row = by_call.get((found["address"], found["variant"] or ""))
+        if row is None:
+            return found[0]
+        start = f'    _row("{found["address"]}", "{row.cluster}:{row.nodes}",'
+        layout, rest = f'"{words_of(row.layout)}"', " ".join(found["rest"].split())
+        if len(f"{start} {layout}{rest}") <= WIDTH:
+            return f"{start} {layout}{rest}"
+        margin = " " * 8
+        if len(f"{margin}{layout}{rest}") > WIDTH:
+            rest = rest.replace(", ", f",\n{margin}", 1)
+        return f"{start}\n{margin}{layout}{rest}"
+
+    return CALL.sub(call, source)
 
 
-def _keywords(source: str) -> Iterator[tuple[str, ast.keyword]]:
-    """Yield each keyword of a row with the row's name, in the order of the file."""
-    for statement in ast.parse(source).body:
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(keywords=keywords)):
-                yield from ((name, keyword) for keyword in keywords)
+def _address(row: Row) -> str:
+    return f"{row.card.name}@{row.ladder.name}:{length_word(row.seq_length).upper()}"
 
 
 def main() -> None:

@@ -25,7 +25,6 @@ OPEN_TASK = re.compile(r"\b(?:TODO|FIXME|XXX)\b(?!\(#\d+\):)")
 OF_CPU_BUILDS = b"CPU_BUILD := $(--index-url https://download." + b"pytorch.org/whl/cpu)\n"
 LARGEST_FILE_KB = 500
 LONGEST_SOURCE_LINES = 600
-GENERATED = ("recipes/shipped/table.py",)  # as long as they come: recipes.shipped.regenerate
 
 
 def files() -> list[Path]:
@@ -57,7 +56,7 @@ def faults(name: str, content: bytes) -> Iterator[str]:
         if REGISTRY_HOST.search(line) and not cpu_index:
             yield f"{name}:{number}: the host of a package registry: {line.strip()}"
     if name.endswith(".py"):
-        if len(lines) > LONGEST_SOURCE_LINES and name not in GENERATED:
+        if len(lines) > LONGEST_SOURCE_LINES:
             yield f"{name}: {len(lines)} lines, more than {LONGEST_SOURCE_LINES}"
         yield from comment_faults(name, content.decode())
 
@@ -111,7 +110,6 @@ def test_a_fault_is_found(name, content):
     [
         ("a.bin", b"\xff" * 1000),
         ("a.py", b"x = '----'  # TODO(#12): name it\n"),
-        (GENERATED[0], b"\n" * (LONGEST_SOURCE_LINES + 1)),
         ("a.yaml", b"mount: $HOME/work/runs\nroot: recipes/work/a\n"),
         ("Makefile", OF_CPU_BUILDS),
     ],

@@ -2,16 +2,34 @@
 """`longhaul rehearse`: a recipe of each ladder runs green through NeMo on a few gloo ranks."""
 
 import json
-import shlex
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
-from longhaul.rehearsal import verification_card as cards
 from recipes.shipped.table import ROWS
-from tests.house.rooms import TREE
-from tests.longhaul.support.rehearsed_rows import of_the_suite, ranks_for, smallest_rows, structure
+from tests.longhaul.support.rehearsed_rows import (
+    line,
+    losses,
+    of_the_suite,
+    ranks_for,
+    rehearsed_rows,
+    smallest_rows,
+    structure,
+)
 from tests.recipes.support.rows_to_rehearse import ROWS_TO_REHEARSE
+
+LOSSES = {
+    "llama3_8b_longrecipe_128k": [(6.264, 5.354), (5.408, 4.987)],
+    "llama3_8b_prolong_64k": [(6.311, 5.451), (5.389, 4.965)],
+    "olmo3_8k_32b_olmo3_32b_64k": [(6.341, 5.362), (5.325, 4.873)],
+    "qwen25_7b_qwen25_1m_64k": [(6.276, 5.238), (5.131, 4.825)],
+    "smollm3_4k_3b_smollm3_32k": [(6.352, 5.280), (5.209, 4.817)],
+    "tiny_512": [(6.384, 4.611), (4.682, 4.254)],
+}
+"""First and last loss of both stages, on two cores with torch 2.13."""
+TOLERANCE = 0.02
+"""Relative: the text and the seeds are the same everywhere, the order of sums is not."""
 
 
 @pytest.fixture(scope="session")
@@ -44,17 +62,35 @@ def require_green(code: int, shown: str, said: str, run: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.nightly  # tiny_2k is rehearsed below, with overrides
 @pytest.mark.parametrize("row", of_the_suite(), ids=lambda row: row.name)
-def test_a_recipe_of_the_ladder_is_rehearsed_as_on_its_card(rehearse, tmp_path, monkeypatch, row):
+def test_a_recipe_of_the_ladder_is_rehearsed_with_its_losses(rehearse, tmp_path, monkeypatch, row):
     monkeypatch.setitem(ROWS, row.name, row)  # a shorter one is no row of the collection
-    ranks, card = ranks_for(row), tmp_path / "card.yaml"
-    code, shown, said = rehearse(row.name, "--ranks", ranks, "--write-card", card)
-    require_green(code, shown, said, tmp_path / "runs" / "rehearsals" / row.name)
-    seen = cards.read(card)
-    assert seen.command == f"longhaul rehearse {row.name} --ranks {ranks}"
-    shipped = TREE / "docs" / "cards" / f"{row.ladder.name}.yaml"
-    if shipped.exists() and cards.read(shipped).recipe == row.name:
-        losses = {stage.name: stage.loss for stage in seen.stages}
-        assert cards.same_losses(cards.read(shipped), losses) == []
+    code, shown, said = rehearse(row.name, "--ranks", ranks_for(row))
+    run = tmp_path / "runs" / "rehearsals" / row.name
+    require_green(code, shown, said, run)
+    stages = losses(run)
+    assert len(stages) == 2
+    for seen, expected in zip(stages, LOSSES.get(row.name, stages), strict=True):
+        assert seen == pytest.approx(expected, rel=TOLERANCE)
+
+
+def test_a_rehearsal_of_each_ladder_and_family_has_a_line(tmp_path):
+    rows = rehearsed_rows()
+    for kind in ("ladder.name", "card.family"):
+        of = attrgetter(kind)
+        assert set(map(of, rows)) == set(map(of, ROWS.values()))
+    assert line("tiny_512", tmp_path) == "FAIL  tiny_512: it did not end"
+    checks = [
+        {"holds": True, "words": "tiny_256: loss 6.384 to 4.611 in 6 steps, falling"},
+        {"holds": True, "words": "tiny_1k: loss 4.682 to 4.254 in 6 steps, falling"},
+    ]
+    record = {"checks": checks, "seconds": 32.7}
+    (tmp_path / "rehearsal.json").write_text(json.dumps(record))
+    assert line("tiny_512", tmp_path) == (
+        "ok    tiny_512: 2 checks, loss 6.384 to 4.611, then 4.682 to 4.254, 33 s"
+    )
+    checks[1]["holds"] = False
+    (tmp_path / "rehearsal.json").write_text(json.dumps(record))
+    assert line("tiny_512", tmp_path) == f"FAIL  tiny_512: {checks[1]['words']}"
 
 
 def test_every_structure_of_the_ladders_is_rehearsed():
@@ -81,34 +117,14 @@ def test_a_structure_that_no_shipped_recipe_has_is_rehearsed(rehearse, tmp_path,
 
 @pytest.mark.slow
 @pytest.mark.nightly  # a probe, in the file of that name, takes a combination of one's own
-def test_a_combination_that_no_row_has_is_rehearsed_and_its_card_says_how(
-    rehearse, made_up_store, tmp_path
-):
+def test_a_combination_that_no_row_has_is_rehearsed(rehearse, made_up_store, tmp_path):
     asked = ("--card", "llama32_3b", "--ladder", "nemo", "--stage", "64K")
-    written = tmp_path / "card.yaml"
     code, shown, said = rehearse(
-        *asked, "trainer.max_steps=4", "--ranks", 2, "--store", made_up_store, "--write-card",
-        written,
-    )  # fmt: skip
-    require_green(code, shown, said, tmp_path / "runs" / "rehearsals" / "llama32_3b_nemo_64k")
-    seen = cards.read(written)
-    assert seen.recipe == "llama32_3b_nemo_64k"
-    words = [*asked, "--ranks", "2", "--store", str(made_up_store), "trainer.max_steps=4"]
-    assert shlex.split(seen.command) == ["longhaul", "rehearse", *words]
-
-
-def test_a_card_is_refused_before_the_run_where_there_is_no_checkout(
-    rehearse, tmp_path, monkeypatch
-):
-    from longhaul.commands import rehearse as command
-
-    monkeypatch.setattr(
-        command, "__file__", str(tmp_path / "site-packages" / "longhaul" / "commands" / "x.py")
+        *asked, "trainer.max_steps=4", "--ranks", 2, "--store", made_up_store
     )
-    monkeypatch.setattr(command, "_run", None)
-    said = rehearse("tiny_2k", "--write-card", "card.yaml").error()
-    assert "site-packages is not a git checkout; leave --write-card out" in said
-    assert not (tmp_path / "runs").exists()
+    run = tmp_path / "runs" / "rehearsals" / "llama32_3b_nemo_64k"
+    require_green(code, shown, said, run)
+    assert json.loads((run / "rehearsal.json").read_text())["recipe"] == "llama32_3b_nemo_64k"
 
 
 def test_overrides_apply_to_both_small_stages(rehearse, tmp_path):

@@ -130,7 +130,6 @@ def test_a_base_is_measured_trained_a_little_and_measured_again(probe, small_sto
             ("--stage", LENGTH, "--device", "cpu", "--tokens", "100"),
             "--tokens is 100, and a sequence of the probe has 256",
         ),
-        (("--stage", LENGTH, "--write-card", "card.yaml"), "--write-card is of a rehearsal"),
         (("--stage", LENGTH, "--ranks", "2"), "--ranks is 2, and the ranks of a probe on GPUs"),
         (("--stage", LENGTH, "--nodes", "2"), "a probe runs on one node, and its layout takes 2"),
     ],

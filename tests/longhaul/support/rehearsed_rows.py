@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which recipes are rehearsed: one of each ladder for its card, the fewest of those by the suite.
+"""Rehearsed recipes: one of each ladder and model family; the suite's are the fewest of these.
 
-`make rehearsals` rehearses one recipe of each ladder and rewrites the verification cards.
+`make rehearsals` rehearses each and prints a line for it.
 """
 
-import shutil
+import argparse
+import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,7 +23,6 @@ from recipes.shipped.table import ROWS
 from recipes.spec.units import K, M
 from tests.house.rooms import TREE
 
-CARDS = TREE / "docs" / "cards"
 MOST_RANKS = 4
 LONGEST = 1 * M
 """Tokens of the longest stage that the suite rehearses at its own length."""
@@ -104,21 +105,59 @@ def _shorter(row: Row, length: int) -> Row:
     return replace(row, ladder=replace(row.ladder, stages=(stage,)), seq_length=length)
 
 
-def main() -> None:
-    """Rehearse the row of every ladder, then rewrite the cards; end at the first that fails.
+def rehearsed_rows() -> list[Row]:
+    """Return the smallest row of each ladder, and of each family that no ladder's row has."""
+    rows = smallest_rows()
+    missing = {row.card.family for row in ROWS.values()} - {row.card.family for row in rows}
+    by_family = [
+        [row for row in ROWS.values() if row.card.family == name] for name in sorted(missing)
+    ]
+    return rows + [
+        min(of, key=lambda row: (row.card.matmul_parameters, row.seq_length)) for of in by_family
+    ]
 
-    A card names the commit, and says if the tree differs from it, as a new card would make it.
-    """
+
+def losses(run: Path) -> list[tuple[float, float]]:
+    """Return the first and the last training loss of each stage of a rehearsal."""
+    checks = json.loads((run / "rehearsal.json").read_text())["checks"]
+    stated = (re.search(r": loss (\S+) to (\S+) in", check["words"]) for check in checks)
+    return [(float(found[1]), float(found[2])) for found in stated if found]
+
+
+def line(name: str, run: Path) -> str:
+    """Return the line of a rehearsal: whether its checks hold, its losses and seconds."""
+    record = run / "rehearsal.json"
+    content = json.loads(record.read_text()) if record.is_file() else {"checks": []}
+    failed = [check["words"] for check in content["checks"] if not check["holds"]]
+    if failed or not content["checks"]:
+        return f"FAIL  {name}: {failed[0] if failed else 'it did not end'}"
+    stages = ", then ".join(f"{first:.3f} to {last:.3f}" for first, last in losses(run))
+    return (
+        f"ok    {name}: {len(content['checks'])} checks, loss {stages}, {content['seconds']:.0f} s"
+    )
+
+
+def main() -> None:
+    """Rehearse every row and print its line; write lines and run folders if a folder is given."""
+    parser = argparse.ArgumentParser(prog="python -m tests.longhaul.support.rehearsed_rows")
+    parser.add_argument("--out", type=Path, help="folder of the lines and the run folders")
+    parser.add_argument("names", nargs="*", help="recipes; without, one of each ladder and family")
+    given = parser.parse_args()
+    rows = [ROWS[name] for name in given.names] or rehearsed_rows()
     longhaul = Path(sys.executable).parent / "longhaul"
-    with tempfile.TemporaryDirectory() as folder:
-        for row in smallest_rows():
-            command = [
-                longhaul, "rehearse", row.name, "--ranks", str(ranks_for(row)),
-                "--out", f"{folder}/{row.name}", "--write-card", f"{folder}/{row.ladder.name}.yaml",
-            ]  # fmt: skip
-            subprocess.run(command, check=True, cwd=TREE)
-        for card in Path(folder).glob("*.yaml"):
-            shutil.copy(card, CARDS / card.name)
+    with tempfile.TemporaryDirectory() as own:
+        folder = given.out or Path(own)
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = []
+        for row in rows:
+            run = folder.resolve() / row.name
+            words = [longhaul, "rehearse", row.name, "--ranks", str(ranks_for(row)), "--out", run]
+            subprocess.run(words, check=False, cwd=TREE, stdout=subprocess.DEVNULL)
+            lines.append(line(row.name, run))
+            sys.stdout.write(f"{lines[-1]}\n")
+            sys.stdout.flush()
+            (folder / "rehearsals.txt").write_text("\n".join(lines) + "\n")
+    sys.exit(any(line.startswith("FAIL") for line in lines))
 
 
 if __name__ == "__main__":

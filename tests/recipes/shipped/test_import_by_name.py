@@ -12,7 +12,7 @@ import torch
 
 import recipes.shipped
 from data.cuda_extension import ARCHITECTURES, WITHOUT_DEVICE
-from recipes.shipped.table import ROWS
+from recipes.shipped.table import _TABLE, ROWS
 from tests.house.rooms import TREE
 
 NEAREST = "'llama31_8b_ultralong_1n'; did you mean llama31_8b_ultralong_1m"
@@ -32,7 +32,8 @@ def test_every_recipe_is_imported_by_its_name():
     for name, row in ROWS.items():
         assert getattr(recipes.shipped, name) is row
         assert row.name == name
-    assert {"ROWS", *ROWS} <= set(dir(recipes.shipped))
+    assert [row.name for row in _TABLE] == list(ROWS)  # none twice
+    assert set(ROWS) <= set(dir(recipes.shipped))
 
 
 def test_the_import_brings_neither_torch_nor_nemo():
