@@ -3,7 +3,9 @@
 
 from collections.abc import Sequence
 
-GONE: dict[str, str] = {}
+GONE: dict[str, str] = {
+    "watch": "`longhaul status RUN --follow` follows a run",
+}
 """`word`, `word leaf` or `word --option`, and a sentence that names the replacement."""
 
 
