@@ -4,6 +4,8 @@
 from collections.abc import Sequence
 
 GONE: dict[str, str] = {
+    "rehearse --probe": "`pretrain` with a small budget and `evaluate --base` show the same "
+    "(docs/guide.md, Probe a base)",
     "watch": "`longhaul status RUN --follow` follows a run",
 }
 """`word`, `word leaf` or `word --option`, and a sentence that names the replacement."""
