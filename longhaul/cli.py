@@ -127,11 +127,7 @@ COMMANDS = {
     ),
     "status": SubCommand(
         "longhaul.commands.status:status",
-        "Show how far a run is: state, step, time left, checkpoint and job of each stage.",
-    ),
-    "watch": SubCommand(
-        "longhaul.commands.watch:watch",
-        "Follow a run while it trains: progress, speed, memory and findings; ends with the run.",
+        "Show how far a run is and what is wrong with it, once or with --follow until it ends.",
     ),
     "reproduce": SubCommand(
         "longhaul.commands.reproduce:reproduce",

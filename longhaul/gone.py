@@ -5,6 +5,9 @@ from collections.abc import Sequence
 
 GONE: dict[str, str] = {
     "rehearse --write-card": "`longhaul rehearse NAME --out RUN` writes RUN/rehearsal.json",
+    "rehearse --probe": "`pretrain` with a small budget and `evaluate --base` show the same "
+    "(docs/guide.md, Probe a base)",
+    "watch": "`longhaul status RUN --follow` follows a run",
 }
 """`word`, `word leaf` or `word --option`, and a sentence that names the replacement."""
 

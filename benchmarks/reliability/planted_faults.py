@@ -5,10 +5,10 @@
     python -m benchmarks.reliability.planted_faults --faults SlowRank NanSample
 
 Claim: each fault is named by its kind in `health.jsonl`, by the alert command and by `longhaul
-watch`, with the rank, the documents or the folder where there is one, and a sound training has no
-finding. Each training is `longhaul pretrain` of the tiny model on two CPU ranks, followed by
-`longhaul watch`; the fault is a callback on its ranks (`benchmarks.reliability.faults`), which
-`sitecustomize` adds in them. The full disk is a small tmpfs where mounting is permitted, and
+status --follow`, with the rank, the documents or the folder where there is one, and a sound
+training has no finding. Each training is `longhaul pretrain` of the tiny model on two CPU ranks,
+followed by that command; the fault is a callback on its ranks (`benchmarks.reliability.faults`),
+which `sitecustomize` adds in them. The full disk is a small tmpfs where mounting is permitted, and
 elsewhere a limit of file sizes.
 """
 
@@ -199,8 +199,9 @@ def train(case: Case, work: Path, store: Path) -> Outcome:
             stage = run / "stages" / STAGE
             _wait(lambda: stage.is_dir() or training.poll() is not None)
             watching = subprocess.Popen(
-                [str(LONGHAUL), "watch", str(run), "--json"], stdout=seen, stderr=log, cwd=work
-            )
+                [str(LONGHAUL), "status", str(run), "--follow", "--json"],
+                stdout=seen, stderr=log, cwd=work,
+            )  # fmt: skip
             training.wait(SECONDS)
             away = Path(f"{run}.away")
             if away.is_dir():
@@ -270,7 +271,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _kinds(looks: Sequence[dict[str, Any]]) -> set[str]:
-    """Return the kinds of findings in the looks of `longhaul watch --json`."""
+    """Return the kinds of findings in the looks of `longhaul status --follow --json`."""
     return {
         finding["kind"]
         for look in looks
@@ -302,8 +303,8 @@ def main() -> None:
     right = sum(outcome.is_right for outcome in outcomes)
     said = (
         f"{right} of {len(outcomes)} trainings were judged right: the fault was named in "
-        "health.jsonl where that can be written, by the alert command and by `longhaul watch`, and "
-        "nothing else was."
+        "health.jsonl where that can be written, by the alert command and by `longhaul status "
+        "--follow`, and nothing else was."
     )
     load = {"load over a minute": f"{os.getloadavg()[0]:.1f}"}
     text = page(

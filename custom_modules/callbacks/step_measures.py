@@ -107,13 +107,14 @@ class StepMeasures:
     def line(self, gathered: Gathered, *, seconds: float, tokens: int) -> dict[str, Any]:
         """Return the keys of the step's line; None of what is not known."""
         positions, sources = self.bins.means(gathered.sums)
-        data = self._of_data(gathered)
+        data, busy = self._of_data(gathered), gathered.of("gpu_utilization")
         return {
             **self._mfu(data, seconds=seconds, tokens=tokens, ranks=len(gathered.table)),
             **self.parts,
             **{name: max(map(int, gathered.of(name))) for name in MEMORY},
             **{f"{name}_by_rank": by_rank(gathered.of(name)) for name in MEMORY},
             "gpu_utilization": _mean(gathered.known("gpu_utilization")),
+            "gpu_utilization_by_rank": None if any(map(math.isnan, busy)) else by_rank(busy),
             "gpu_power_watts": _mean(gathered.known("gpu_power_watts")),
             "gpu_clock_mhz": min(gathered.known("gpu_clock_mhz"), default=None),
             **data,

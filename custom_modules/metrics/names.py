@@ -87,6 +87,7 @@ METRICS = (
     Metric("device_memory_bytes_by_rank", "bytes", "the same of each rank"),
     Metric("host_memory_bytes_by_rank", "bytes", "the same of each rank"),
     Metric("gpu_utilization", "%", "time with a kernel, mean of the GPUs", "gpu/utilization(%)"),
+    Metric("gpu_utilization_by_rank", "%", "the same of each rank"),
     Metric("gpu_power_watts", "W", "power, mean of the GPUs", "gpu/power(W)"),
     Metric("gpu_clock_mhz", "MHz", "clock of the multiprocessors, slowest GPU", "gpu/clock(MHz)"),
     Metric("documents", "", "documents and pieces of documents in the step", "data/documents"),

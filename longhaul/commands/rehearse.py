@@ -16,7 +16,6 @@ import typer
 from data.files.writable import require_folder
 from longhaul.defaults import planned_cluster
 from longhaul.options import (
-    K_IS,
     Cluster,
     Gpus,
     MachineLayout,
@@ -63,73 +62,27 @@ def rehearse(
     layout: MachineLayout = "",
     cluster: Cluster = "",
     ranks: Annotated[
-        int | None, typer.Option(min=1, help="Processes.", show_default="4; with --probe 2")
+        int | None, typer.Option(min=1, help="Processes.", show_default=str(RANKS))
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Run folder.", show_default="runs/rehearsals/NAME; with --probe runs/probes/NAME"
-        ),
+        typer.Option(help="Run folder.", show_default="runs/rehearsals/NAME"),
     ] = None,
     store: Annotated[
         Path | None,
-        typer.Option(
-            help="Token store. Without it synthetic text; with --probe stores/CARD.",
-            show_default=str(STORE),
-        ),
+        typer.Option(help="Token store. Without it synthetic text.", show_default=str(STORE)),
     ] = None,
-    probe: Annotated[
-        bool,
-        typer.Option(
-            "--probe",
-            help="Instead, extend the real weights by a few million tokens and say whether they "
-            "follow.",
-        ),
-    ] = False,
-    start: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            help="With --probe: the weights, an import or RUN/stages/NAME.",
-            show_default="the card's import",
-        ),
-    ] = None,
-    tokens: Annotated[
-        str,
-        typer.Option(help="With --probe: budget of its training.", show_default="4M; CPU 32,768"),
-    ] = "",
-    length: Annotated[
-        str,
-        typer.Option(help=f"With --probe: tokens read ({K_IS}).", show_default="the stage's"),
-    ] = "",
-    documents: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="With --probe: held-out documents read.", show_default="12; on CPU 4"
-        ),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="With --probe: cpu, to run on CPU ranks.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="With --probe: print JSON.")] = False,
 ) -> None:
     """Run a recipe's stage and the one before it, small, on CPU ranks, and check both.
 
     KEY=VALUE overrides follow, such as trainer.max_steps=4; they apply to both small stages.
     """
     started = time.monotonic()
-    from longhaul.commands.rehearse_probe import ProbeOptions, run_probe, stage_of_words
     from recipes.rehearsal.plan import rehearsal
     from recipes.shipped.machines import Machines
     from recipes.shipped.table import ROWS
 
     asked = Machines(nodes=nodes, gpus=gpus, layout=layout, cluster=cluster)
-    of_probe = ProbeOptions(
-        start=start, tokens=tokens, length=length, documents=documents, device=device,
-        as_json=as_json,
-    )  # fmt: skip
-    if not probe:
-        of_probe.require_none()
     if (ranks or 1) > MOST_RANKS:
         raise ValueError(f"--ranks is {ranks}; one machine rehearses on at most {MOST_RANKS}")
     overrides = list(context.args)
@@ -141,12 +94,6 @@ def rehearse(
         raise ValueError(
             "name one recipe: a shipped one by its NAME, any other by --card, --ladder and --stage"
         )
-    if probe:
-        run_probe(
-            stage_of_words(name, card, ladder, stage), asked, of_probe, ranks=ranks, out=out,
-            store=store, overrides=overrides,
-        )  # fmt: skip
-        return
     ranks = ranks or RANKS
     if combined:
         from recipes.shipped.select import row_of

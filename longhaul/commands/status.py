@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul status`: show the progress of a run by stage, while it runs and afterwards."""
+"""`longhaul status`: show or follow the progress of a run by stage, and what is wrong with it."""
 
+import json
 import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.table import Table
 
-from eval.run_folder import Step
+from eval.run_folder import Step, plain
+from longhaul.findings.follow import RunWatch, finding_lines
+from longhaul.findings.follow import follow as watch
 from longhaul.options import Json, RunOption, RunOrStage, print_json, run_of
 from longhaul.run_folder.lock_holder import holder_of
-from longhaul.run_folder.run_view import require_stages
-from longhaul.run_folder.state import NONE_STARTED, RunState, StageState, run_state
+from longhaul.run_folder.stage_named import run_and_stage
+from longhaul.run_folder.state import NONE_STARTED, RunState, StageState
 from longhaul.terminal.console import print_left_out, show
 from longhaul.terminal.messages import next_command, note
 from longhaul.terminal.pace import duration
@@ -26,25 +29,19 @@ EXPENDABLE = ("evaluated", "tokens", "checkpoint", "left", "job")
 """Columns that a narrow terminal shows as lines below the table, from the first on."""
 
 
-STAGE = "stage.json"
-"""File of the folder of a stage."""
-MOST_NAMED = 5
-"""Runs that an error names."""
-
-
 def status(
     given: RunOrStage = None,
     run: RunOption = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Print a line where something changes, to the end.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show how far a run is: state, step, time left, checkpoint and job of each stage."""
-    run = run_of(given, run)
-    if run.parent.name == "stages" and (run / STAGE).is_file():
-        run = run.parent.parent
-    found = run_state(run)
-    if not found.stages and not found.jobs:
-        _require_no_runs(run)
-        require_stages(run)
+    """Show how far a run is and what is wrong with it, once or with --follow until it ends."""
+    run, _ = run_and_stage(run_of(given, run))
+    if follow:
+        _follow(run, as_json=as_json)
+    found = RunWatch(run).look()
     if as_json:
         print_json(_content(found))
         return
@@ -75,11 +72,14 @@ def status(
     left_out = show(lambda without: table((*without, *empty)), EXPENDABLE)
     print_left_out(lines, "stage", left_out)
     for stage in found.stages:
-        if stage.reason:
+        if stage.reason and not any(stage.reason in one.said for one in stage.findings):
             typer.echo(f"{stage.name}: {stage.reason}")
         if stage.while_training is not None:
             for words in _while_training(stage.name, stage.while_training):
                 typer.echo(words)
+    for name, finding in found.all_findings:
+        for line in finding_lines(name, finding):
+            typer.echo(line)
     for logs in dict.fromkeys(stage.logs for stage in found.stages if stage.logs is not None):
         typer.echo(f"logs: {logs}")
     if any(stage.state in ("running", "in use") for stage in found.stages):
@@ -109,6 +109,24 @@ def status(
         typer.echo(
             f"about {duration(found.seconds_left)} of training left, at the last steps' pace"
         )
+
+
+def _follow(run: Path, *, as_json: bool) -> NoReturn:
+    """Print what changes until the run ends; exit code 0: all its stages are done."""
+
+    def show(found: RunState, lines: list[str]) -> None:
+        if as_json:
+            lines = [json.dumps(plain(_content(found)), allow_nan=False, default=str)]
+        typer.echo("\n".join(lines))
+
+    try:
+        done = watch(run, show)
+    except KeyboardInterrupt:
+        note("the run is not followed any more; nothing else has changed")
+        raise typer.Exit(0) from None
+    if not as_json:
+        typer.echo("the run has ended" if done else "nothing works on this run any more")
+    raise typer.Exit(0 if done else 1)
 
 
 def _line(stage: StageState) -> dict[str, str]:
@@ -166,11 +184,3 @@ def _content(found: RunState) -> dict[str, Any]:
             for stage in found.stages
         ],
     }
-
-
-def _require_no_runs(folder: Path) -> None:
-    """Raise ValueError for a folder that runs are in."""
-    runs = sorted(path.parent.name for path in folder.glob("*/stages/"))
-    if runs:
-        named = ", ".join([*runs[:MOST_NAMED], *(["..."] if len(runs) > MOST_NAMED else [])])
-        raise ValueError(f"{folder} is not a run folder; name one of the runs in it: {named}")

@@ -11,10 +11,11 @@ from longhaul.doctor.log import content as log_content
 from longhaul.doctor.log import describe
 from longhaul.doctor.logs.reader import logs_of
 from longhaul.doctor.logs.reader import read as read_logs
+from longhaul.findings.follow import RunWatch, finding_lines, progress_of
 from longhaul.health.monitor import MetricsTail, Monitor
 from longhaul.options import Json, RunOption, RunOrStage, print_json, run_of
-from longhaul.pages.watch_page import finding_lines, progress_of
-from longhaul.run_folder.run_view import RunWatch, StageView, run_and_stage
+from longhaul.run_folder.stage_named import run_and_stage
+from longhaul.run_folder.state import StageState
 from recipes.spec.finding import Finding, read
 from recipes.spec.naming import counted, stage_folder
 
@@ -36,12 +37,12 @@ def run(
     """List what is and was wrong with a run: slow ranks, data, memory, loss, disks, logs."""
     run = run_of(given, run)
     folder, name = run_and_stage(run, stage)
-    view = RunWatch(folder, name).look()
-    found = [(one, list(one.findings), _past(folder, one)) for one in view.stages]
+    stages = [one for one in RunWatch(folder).look().stages if name in ("", one.name)]
+    found = [(one, one.findings, _past(folder, one)) for one in stages]
     logs = {
-        one.state.name: read_logs(paths)
-        for one in view.stages
-        if one.state.state in ENDED and (paths := logs_of(folder, one.state.name))
+        one.name: read_logs(paths)
+        for one in stages
+        if one.state in ENDED and (paths := logs_of(folder, one.name))
     }
     logs = {name: log for name, log in logs.items() if log.faults or log.error_like}
     if as_json:
@@ -50,14 +51,12 @@ def run(
                 "run": str(folder),
                 "stages": [
                     {
-                        "name": one.state.name,
-                        "state": one.state.state,
-                        "reason": one.state.reason,
+                        "name": one.name,
+                        "state": one.state,
+                        "reason": one.reason,
                         "findings": _contents(holds),
                         "past_findings": _contents(past),
-                        "log": log_content(logs[one.state.name])
-                        if one.state.name in logs
-                        else None,
+                        "log": log_content(logs[one.name]) if one.name in logs else None,
                     }
                     for one, holds, past in found
                 ],
@@ -65,18 +64,18 @@ def run(
         )
     else:
         for one, holds, past in found:
-            typer.echo(f"{one.state.name}: {one.state.state}, step {progress_of(one)}")
-            if one.state.reason and not any(one.state.reason in each.said for each in holds):
-                typer.echo(f"  {one.state.reason}")
+            typer.echo(f"{one.name}: {one.state}, step {progress_of(one)}")
+            if one.reason and not any(one.reason in each.said for each in holds):
+                typer.echo(f"  {one.reason}")
             for finding in holds:
                 _show(finding)
             for finding in past:
                 _show(finding, ended=True)
             if not holds and not past:
                 typer.echo("  no finding")
-            if one.state.name in logs:
+            if one.name in logs:
                 typer.echo("  the output of its ranks:")
-                for line in describe(logs[one.state.name], folder):
+                for line in describe(logs[one.name], folder):
                     typer.echo(f"    {line}")
     if any(holds for _, holds, _ in found):
         raise typer.Exit(1)
@@ -96,11 +95,11 @@ def _show(finding: Finding, *, ended: bool = False) -> None:
         typer.echo(f"    {counted(len(named), 'document')}: {', '.join(named)}")
 
 
-def _past(run: Path, stage: StageView) -> list[Finding]:
+def _past(run: Path, stage: StageState) -> list[Finding]:
     """Return earlier findings; those of a run without a record follow from its metrics."""
-    folder = stage_folder(run, stage.state.name)
+    folder = stage_folder(run, stage.name)
     if read(folder):
-        return [finding for finding in stage.past if finding not in stage.findings]
+        return [finding for finding in stage.past_findings if finding not in stage.findings]
     tail = MetricsTail(folder / "metrics.jsonl")
     tail.poll()
     lines, monitor = list(tail.lines), Monitor()

@@ -2,10 +2,10 @@
 """Progress of the stages of a run, from the files of its folder and from Slurm; light."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from custom_modules.checkpoints.index import CheckpointError
 from eval.run_folder import (
@@ -26,6 +26,7 @@ from longhaul.run_folder.lock import OF_RANKS
 from longhaul.run_folder.lock_holder import Holder, holder_of, is_locked
 from longhaul.terminal.pace import Pace, Part, ladder_left, last_lines
 from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
+from recipes.spec.finding import Finding
 from recipes.spec.naming import stage_folder
 from slurm.outcome import outcome
 
@@ -35,6 +36,7 @@ State = Literal[
 """`in use`: by a process of another machine; `unknown`: Slurm could not be asked for the job."""
 FROM_CHECKPOINT = ("stopped", "failed", "queued")
 """States of a stage whose steps after its newest checkpoint are taken again."""
+AT_WORK = ("running", "in use", "queued")
 NONE_STARTED = "no stage has been started here"
 
 
@@ -64,6 +66,11 @@ class StageState:
     job: SlurmJob | None = None
     logs: Path | None = None
     """Folder that the ranks' output is in."""
+    newest: Mapping[str, Any] = field(default_factory=dict)
+    """Its newest line of metrics, and its findings: of a look (`findings/follow.py`) alone."""
+    findings: Sequence[Finding] = ()
+    past_findings: Sequence[Finding] = ()
+    """Those that have ended, and events that it has survived."""
 
     @property
     def is_resumable(self) -> bool:
@@ -87,6 +94,19 @@ class RunState:
     """Processes that write into the run folder or the folder of a stage."""
     trouble: str = ""
     """Why the run's own records cannot be read."""
+    findings: Sequence[Finding] = ()
+    """Of the run as a whole, such as a folder that is gone."""
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it trains, waits for machines, or is held by a command."""
+        return bool(self.holders) or any(stage.state in AT_WORK for stage in self.stages)
+
+    @property
+    def all_findings(self) -> list[tuple[str, Finding]]:
+        """The findings that hold now, each with its stage."""
+        of_stages = [(stage.name, one) for stage in self.stages for one in stage.findings]
+        return [*(("", one) for one in self.findings), *of_stages]
 
 
 def run_state(run: Path) -> RunState:
@@ -186,7 +206,7 @@ def _readable_stage(run: Path, name: str, job: SlurmJob | None) -> tuple[StageSt
     if math.isnan(steps):
         steps = _planned(record)
     pace = Pace.of(lines)
-    foreign = pace.step > steps  # the metrics are of another run (longhaul watch says so)
+    foreign = pace.step > steps  # the metrics are of another run, which is a finding
     step = saved or 0 if foreign else max(pace.step, saved or 0)
     pace = Pace(step, pace.seconds)
     state, reason = _state(folder, run, job, done=saved is not None and saved >= steps, step=step)

@@ -13,6 +13,7 @@ The limit of Ulysses is not about quality: it shares heads among ranks, so few K
 sequences to ring or hybrid context parallelism.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from custom_modules.context_parallel.config import fits_ulysses
@@ -28,24 +29,6 @@ CHOICES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionFacts:
-    """What is known of a model's attention, as far as extending it depends on it."""
-
-    layers: int
-    heads: int
-    kv_heads: int
-    qk_norm: bool
-    native_context: int
-    """Tokens."""
-    windowed_layers: int = 0
-    """Layers that attend within a sliding window only."""
-    window: int | None = None
-    """Tokens of that window."""
-    unrotated_layers: int = 0
-    """Layers without rotation of positions."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ExtensionFact:
     """One fact, with its numbers."""
 
@@ -55,111 +38,55 @@ class ExtensionFact:
     """Whether it is one of OlmPool's choices, which add up."""
 
 
-def facts_of(card: ModelCard) -> AttentionFacts:
-    """Return what a card states of its attention."""
-    pattern = card.pattern
-    window = None if pattern is None else pattern.window
-    full = card.layers if pattern is None else pattern.full_layers(card.layers)
-    return AttentionFacts(
-        windowed_layers=0 if window is None else card.layers - full,
-        window=window,
-        unrotated_layers=0 if pattern is None or pattern.full_rotates else full,
-        layers=card.layers,
-        heads=card.heads,
-        kv_heads=card.kv_heads,
-        qk_norm=card.facts.qk_norm,
-        native_context=card.native_context,
-    )
-
-
-def extension_facts(
-    model: AttentionFacts, layout: Layout | None = None, length: int | None = None
+def card_facts(
+    card: ModelCard, layout: Layout | None = None, length: int | None = None
 ) -> list[ExtensionFact]:
-    """Return the facts that make a context hard to extend; empty if there are none.
+    """Return the facts that make a card's context hard to extend; empty if there are none.
 
     With a layout also what few KV heads mean for its context parallelism. `length` is the
     length of the stage in tokens: a window of that length or more limits nothing.
     """
-    found = []
-    if model.qk_norm:
-        found.append(
-            ExtensionFact(
-                name="qk_norm",
-                words="queries and keys are normalised (QK norm)",
-                counted=True,
-            )
-        )
-    queries = model.heads // model.kv_heads
-    if queries > MOST_QUERIES:
-        found.append(
-            ExtensionFact(
-                name="kv_heads",
-                words=f"few KV heads: {queries} query heads share each of {model.kv_heads} "
-                f"(more than {MOST_QUERIES}, Llama-3-8B's)",
-                counted=True,
-            )
-        )
-    if model.native_context < LEAST_CONTEXT:
-        found.append(
-            ExtensionFact(
-                name="native_context",
-                words=f"a short native context: {model.native_context:,} tokens (fewer than "
-                f"{LEAST_CONTEXT:,}, Llama-3's)",
-                counted=True,
-            )
-        )
-    within = model.window is None or length is None or model.window < length
-    if model.windowed_layers and within:
-        of_tokens = "" if model.window is None else f" of {model.window:,} tokens"
-        found.append(
-            ExtensionFact(
-                name="window",
-                words=f"{model.windowed_layers} of {model.layers} layers attend within a "
-                f"window{of_tokens}, so only the other {model.layers - model.windowed_layers} "
-                "can reach a longer context",
-                counted=True,
-            )
-        )
-    if model.unrotated_layers:
-        found.append(
-            ExtensionFact(
-                name="unrotated_layers",
-                words=f"{model.unrotated_layers} of {model.layers} layers have no rotation: the "
-                "stage's RoPE setting changes only the others",
-            )
-        )
+    choices = dict(_choices(card, length))
+    facts = [ExtensionFact(name=name, words=choices[name], counted=True) for name in choices]
+    pattern = card.pattern
+    full = 0 if pattern is None or pattern.full_rotates else pattern.full_layers(card.layers)
+    if full:
+        said = f"{full} of {card.layers} layers have no rotation: the stage's RoPE setting "
+        said += "changes only the others"
+        facts.append(ExtensionFact(name="unrotated_layers", words=said))
     tp, cp = (1, 1) if layout is None else (layout.tp, layout.cp.size)
-    ranks = tp * cp
-    kv_heads = model.kv_heads // tp
-    repeated = kv_heads > 0 and fits_ulysses(model.heads // tp, kv_heads, cp)
-    if ranks > model.kv_heads and not repeated:
-        heads = "1 KV head is" if model.kv_heads == 1 else f"{model.kv_heads} KV heads are"
-        found.append(
-            ExtensionFact(
-                name="ulysses",
-                words=f"{heads} fewer than TP x CP = {ranks}: Ulysses alone "
-                "cannot share a sequence among these ranks, so ring or hybrid does",
-            )
-        )
-    return found
+    kv_heads = card.kv_heads // tp
+    repeated = kv_heads > 0 and fits_ulysses(card.heads // tp, kv_heads, cp)
+    if tp * cp > card.kv_heads and not repeated:
+        heads = "1 KV head is" if card.kv_heads == 1 else f"{card.kv_heads} KV heads are"
+        said = f"{heads} fewer than TP x CP = {tp * cp}: Ulysses alone cannot share a sequence "
+        said += "among these ranks, so ring or hybrid does"
+        facts.append(ExtensionFact(name="ulysses", words=said))
+    return facts
 
 
-def card_facts(
-    card: ModelCard, layout: Layout | None = None, length: int | None = None
-) -> list[ExtensionFact]:
-    """Return the facts that make a card's context hard to extend; empty if there are none."""
-    return extension_facts(facts_of(card), layout, length)
+def _choices(card: ModelCard, length: int | None) -> Iterator[tuple[str, str]]:
+    """Yield OlmPool's choices that a card has, by name."""
+    if card.facts.qk_norm:
+        yield "qk_norm", "queries and keys are normalised (QK norm)"
+    queries = card.heads // card.kv_heads
+    if queries > MOST_QUERIES:
+        said = f"few KV heads: {queries} query heads share each of {card.kv_heads} (more than "
+        yield "kv_heads", f"{said}{MOST_QUERIES}, Llama-3-8B's)"
+    if card.native_context < LEAST_CONTEXT:
+        said = f"a short native context: {card.native_context:,} tokens (fewer than "
+        yield "native_context", f"{said}{LEAST_CONTEXT:,}, Llama-3's)"
+    window = None if card.pattern is None else card.pattern.window
+    if card.pattern is not None and window is not None and (length is None or window < length):
+        full = card.pattern.full_layers(card.layers)
+        said = f"{card.layers - full} of {card.layers} layers attend within a window of "
+        said += f"{window:,} tokens, so only the other {full} can reach a longer context"
+        yield "window", said
 
 
-def lines(found: list[ExtensionFact]) -> list[str]:
-    """Return a line for each fact, and before them how many of them add up."""
-    return [*filter(None, [counted(found)]), *(fact.words for fact in found)]
-
-
-def counted(found: list[ExtensionFact]) -> str:
-    """Return a sentence on how many of the choices that add up a base has; empty for none."""
-    number = sum(fact.counted for fact in found)
-    if not number:
-        return ""
+def lines(facts: list[ExtensionFact]) -> list[str]:
+    """Return a line for each fact, and before them how many of OlmPool's choices add up."""
+    number = sum(fact.counted for fact in facts)
     adds = "three or more cost much" if number > 2 else "fewer than three cost little"
-    return f"{number} of {CHOICES} choices that add up to make extension hard (OlmPool): {adds}"
+    head = f"{number} of {CHOICES} choices that add up to make extension hard (OlmPool): {adds}"
+    return [*([head] if number else []), *(fact.words for fact in facts)]

@@ -185,6 +185,7 @@ def test_throughput_and_flops_agree_with_the_seconds_of_the_step(log, path):
     assert line["device_memory_bytes"] == line["peak_memory_bytes"] > 0
     assert line["host_memory_bytes_by_rank"] == [line["host_memory_bytes"]]
     assert line["mfu"] is line["mfu_6n"] is line["gpu_utilization"] is None
+    assert line["gpu_utilization_by_rank"] is None
 
 
 @pytest.mark.usefixtures("megatron_rank")

@@ -316,7 +316,8 @@ def test_a_checkpoint_s_marker_without_numbers_breaks_its_stage_alone(answer, tm
     write_json(marker, {"step": 8, "max_steps": STEPS, "tokenizer": "x", **facts})
     assert states(run) == {"tiny_512": "done", "tiny_2k": "broken"}
     (name,) = facts
-    assert f"tiny_2k: {marker} is damaged ('{name}' is" in answer("status", run).out
+    out = answer("status", run).out
+    assert f"tiny_2k: damaged since step 10: {marker} is damaged ('{name}' is" in out
     write_json(marker.parents[1] / "step=4" / "longhaul.json",
                {"step": 4, "max_steps": STEPS, "tokenizer": "x"})  # fmt: skip
     assert states(run)["tiny_2k"] == "broken"
@@ -347,7 +348,8 @@ def test_an_evaluation_of_an_earlier_checkpoint_has_its_step(answer, tmp_path):
     for name, step in zip(NAMES, (40, 4), strict=True):
         found = Evaluation(name, 512, 512, 24, 24 * 512, step=step)
         write_json(evaluation_path(run, name), found)
-    first, second = (line for line in answer("status", run).out.splitlines() if " tiny_" in line)
+    shown = answer("status", run).out.splitlines()
+    first, second = (line for line in shown if " tiny_" in line and "/" in line)
     assert "yes" in first
     assert "at step 4" in second
 
@@ -365,7 +367,7 @@ def test_a_damaged_marker_is_named_by_status_and_report(answer, tmp_path):
     assert states(run) == {"tiny_512": "done", "tiny_2k": "broken"}
     code, out, _ = answer("status", run)
     assert code == 0
-    assert f"tiny_2k: {marker} is damaged" in " ".join(out.split())
+    assert f"damaged since step 10: {marker} is damaged" in " ".join(out.split())
     code, _, said = answer("report", "--run", run)
     assert code == 0
     assert f"{marker} is damaged" in " ".join(said.split())

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from recipes.models import CARDS
-from recipes.spec.extension_facts import card_facts, extension_facts, facts_of, lines
+from recipes.spec.extension_facts import card_facts, lines
 from recipes.spec.layout import ContextParallel, Layout
 
 
@@ -32,19 +32,15 @@ def test_a_card_has_the_facts_that_its_shape_states(card, found):
 
 
 def test_windows_and_layers_without_rotation_are_said_with_their_numbers():
-    model = replace(
-        facts_of(CARDS["qwen3_32b"]),
-        layers=64,
-        windowed_layers=48,
-        window=4096,
-        unrotated_layers=16,
-    )
-    found = extension_facts(model)
-    assert [fact.name for fact in found] == ["qk_norm", "kv_heads", "window", "unrotated_layers"]
-    said = lines(found)
+    card = replace(CARDS["olmo3_7b"], kv_heads=4)
+    facts = card_facts(card)
+    assert [fact.name for fact in facts] == ["qk_norm", "kv_heads", "window"]
+    said = lines(facts)
     assert said[0].startswith("3 of 4 choices that add up")
-    assert "48 of 64 layers attend within a window of 4,096 tokens, so only the other 16" in said[3]
-    assert "16 of 64 layers have no rotation" in said[4]
+    assert said[2].startswith("few KV heads: 8 query heads share each of 4 (more than 4")
+    assert "24 of 32 layers attend within a window of 4,096 tokens, so only the other 8" in said[3]
+    *_, said = lines(card_facts(CARDS["smollm3_4k_3b"]))
+    assert said.startswith("9 of 36 layers have no rotation")
 
 
 def test_a_window_that_is_not_shorter_than_the_stage_limits_nothing():
