@@ -3,7 +3,13 @@
 
 from collections.abc import Sequence
 
-GONE: dict[str, str] = {}
+GONE: dict[str, str] = {
+    "census": "`longhaul data inspect STORE` counts documents by length",
+    "mix": "`longhaul data inspect STORE LADDER` shows the mix of a stage, with --step N the "
+    "documents of a step; `longhaul data inspect --run RUN` shows the stage as it ran",
+    "sources": "docs/data.md lists public data sets, each with the `longhaul prepare` line",
+    "tokenizers": "`longhaul data tokenizers A B --text PATH` compares tokenizers",
+}
 """`word`, `word leaf` or `word --option`, and a sentence that names the replacement."""
 
 
