@@ -18,8 +18,8 @@ What each step does:
     store written       held-out documents chosen by hash, two indexes written and hashed, manifest
     manifest loaded     `Manifest.load`, as every command that reads a store does
     opened by Megatron  its `IndexedDataset` of the training documents, as each rank opens it
-    lengths counted     of `longhaul census`: the table of lengths, and what each keeps whole
-    padding packed      of `longhaul census`: up to 131,072 documents packed at each length
+    lengths counted     of `longhaul data inspect`: the table of lengths, what each keeps whole
+    padding packed      of `longhaul data inspect`: up to 131,072 documents packed at each length
     tokens read         hashes, range of ids and ends of documents, of some documents only
 """
 
@@ -41,8 +41,7 @@ import numpy as np
 from data.adoption.adopt import write_part
 from data.adoption.checks import Checked, HeldOut, held_out
 from data.adoption.pairs import Named, Pair, pairs_of
-from data.census.census import indexes
-from data.census.lengths import LengthTable, curve_lengths
+from data.census import LengthTable, curve_lengths, indexes
 from data.splits import SourceFacts, Split
 from data.store import SPLITS, TOKENIZER, TOKENIZER_FILE, Manifest, TokenizerFacts
 from data.token_files.document_scan import scan

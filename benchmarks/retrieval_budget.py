@@ -10,6 +10,7 @@ found if each of its tokens is the most likely one, given those before.
 """
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.harness.machine import facts
 from benchmarks.harness.page import page, table, write
-from data.long_range.source import filler_of, long_document
+from data.long_range.documents import filler_of, long_document
 from data.long_range.spec import Spec
 from data.readers import documents
 from data.tokenization.tokenizer import DocumentTokenizer, load
@@ -31,6 +32,7 @@ from recipes.models import TINY
 HELD_OUT = 48
 """Documents that are asked about; training takes the ones behind them."""
 IGNORED = -100
+ANSWER = re.compile(r"^(?:assert \w+ == |What is the code of \w+\? It is )(\d+)", re.MULTILINE)
 WARMUP = 50
 
 
@@ -63,16 +65,16 @@ def rows_of(spec: Spec, tokenizer: DocumentTokenizer) -> Callable[[int], Row]:
     filler = filler_of(spec, lambda name: (text for text, _ in documents(name)))
 
     def row(number: int) -> Row:
-        made = long_document(spec, number, tokenizer.count, filler)
-        encoded = tokenizer.backend.encode(made.text, add_special_tokens=False)
+        text = long_document(spec, number, tokenizer.count, filler)
+        encoded = tokenizer.backend.encode(text, add_special_tokens=False)
         starts = np.array([start for start, _ in encoded.offsets])
         ends = np.array([end for _, end in encoded.offsets])
         places = [
             slice(
-                int(np.searchsorted(ends, answer.at, "right")),
-                int(np.searchsorted(starts, answer.at + len(answer.text))),
+                int(np.searchsorted(ends, answer.start(1), "right")),
+                int(np.searchsorted(starts, answer.end(1))),
             )
-            for answer in made.answers
+            for answer in ANSWER.finditer(text)
         ]
         return np.array([*encoded.ids, tokenizer.eod_id]), places
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from data import readers
-from data.long_range.source import SyntheticSource
+from data.long_range.documents import SyntheticSource
 from data.long_range.spec import PREFIX as SYNTHETIC
 from data.long_range.spec import Spec
 from data.readers import Document, SourceError

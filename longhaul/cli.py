@@ -62,21 +62,9 @@ COMMANDS = {
         "longhaul.commands.adopt:adopt",
         "Make a token store of Megatron's .bin and .idx files from other tools; nothing is copied.",
     ),
-    "census": SubCommand(
-        "longhaul.commands.census:census",
-        "Count a store's documents by length, and what each sequence length keeps whole.",
-    ),
-    "mix": SubCommand(
-        "longhaul.commands.mix:mix",
-        "Pack a store for a stage, and show its mix, or the documents that one step sees.",
-    ),
-    "tokenizers": SubCommand(
-        "longhaul.commands.tokenizers:tokenizers",
-        "Compare tokenizers on your text: tokens, vocabulary cost, round trip, speed, attention.",
-    ),
-    "sources": SubCommand(
-        "longhaul.commands.sources:sources",
-        "List public long-document data sets, with the commands that download and prepare them.",
+    "data": SubCommand(
+        "longhaul.commands.data:app",
+        "Inspect a store and what a stage takes of it, or compare tokenizers on your text.",
     ),
     "pretrain": SubCommand(
         "longhaul.commands.pretrain:pretrain",

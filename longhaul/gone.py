@@ -8,6 +8,11 @@ GONE: dict[str, str] = {
     "rehearse --probe": "`pretrain` with a small budget and `evaluate --base` show the same "
     "(docs/guide.md, Probe a base)",
     "watch": "`longhaul status RUN --follow` follows a run",
+    "census": "`longhaul data inspect STORE` counts documents by length",
+    "mix": "`longhaul data inspect STORE LADDER` shows the mix of a stage, with --step N the "
+    "documents of a step; `longhaul data inspect --run RUN` shows the stage as it ran",
+    "sources": "docs/data.md lists public data sets, each with the `longhaul prepare` line",
+    "tokenizers": "`longhaul data tokenizers A B --text PATH` compares tokenizers",
 }
 """`word`, `word leaf` or `word --option`, and a sentence that names the replacement."""
 

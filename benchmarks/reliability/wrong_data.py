@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong words and files of the commands about data: adopt, census, tokenizers, sources."""
+"""Wrong words and files of the commands about data: adopt, data inspect, data tokenizers."""
 
 import json
 import struct
@@ -9,15 +9,18 @@ Files = Mapping[str, bytes | None]
 
 _ADOPT = "adopt web --tokenizer t --out s"
 WORDS = (
-    ("mix", "--ladder"),
-    ("mix --ladder tinny --store s", "tinny"),
-    ("mix --ladder tiny --stage 96K --store s", "stage of 96K"),
-    ("mix --ladder tiny --stage 512", "--store"),
-    ("mix --ladder tiny --stage 512 --store nowhere", "nowhere"),
-    ("mix --ladder tiny --stage 512 --store s --step 0", "'--step': 0"),
-    ("mix --ladder tiny --stage 512 --store s --data-ranks 3", "--data-ranks is 3"),
-    ("mix --ladder tiny --run r", "--run"),
-    ("mix --run nowhere", "nowhere"),
+    ("data bogus", "bogus"),
+    ("data inspect", "no store is named"),
+    ("data inspect nowhere", "no store at nowhere"),
+    ("data inspect s --step 1", "--step"),
+    ("data inspect s tinny", "tinny"),
+    ("data inspect s tiny_8k --stage 8K", "tiny_8k"),
+    ("data inspect s tiny --stage 96K", "stage of 96K"),
+    ("data inspect nowhere tiny --stage 512", "nowhere"),
+    ("data inspect s tiny --stage 512 --step 0", "'--step': 0"),
+    ("data inspect s tiny --stage 512 --data-ranks 3", "--data-ranks is 3"),
+    ("data inspect s --run r", "--run r"),
+    ("data inspect --run nowhere", "nowhere"),
     ("adopt web --out s", "--tokenizer"),
     ("adopt web --tokenizer t", "--out"),
     ("adopt --tokenizer t --out s", "no files are named"),
@@ -31,25 +34,12 @@ WORDS = (
     (f"{_ADOPT} --name We/b=x", "--name We/b=x"),
     ("adopt web --tokenizer t --out ''", "--out"),
     ("adopt web --tokenizer t --out /proc/s", "/proc/s"),
-    ("census", "store"),
-    ("census nowhere", "no store at nowhere"),
-    ("census nowhere --png x.pdf", "x.pdf"),
-    ("census nowhere --png /proc/x.png", "/proc/x.png"),
-    ("census nowhere --sample 0", "'--sample': 0"),
-    ("census nowhere --seed -1", "'--seed': -1"),
-    ("tokenizers", "names"),
-    ("tokenizers t --data nowhere", "nowhere"),
-    ("tokenizers t --seq 64X", "64X"),
-    ("tokenizers t --hidden 0", "'--hidden': 0"),
-    ("tokenizers t --sample-mib 0", "'--sample-mib': 0"),
-    ("tokenizers t --card tiny --hidden 64", "--hidden"),
-    ("tokenizers t --card tinny", "tinny"),
-    ("tokenizers 'a b'", "there is no folder a b"),
-    ("sources finepdf", "did you mean finepdfs"),
-    ("sources zzzz", "zzzz"),
-    ("sources ''", "is empty"),
-    ("sources allenai/nothing", "allenai/nothing"),
-    ("sources pg19 longmino", "longmino"),
+    ("data tokenizers", "names"),
+    ("data tokenizers t --text nowhere", "nowhere"),
+    ("data tokenizers t --seq 64X", "64X"),
+    ("data tokenizers t --sample-mib 0", "'--sample-mib': 0"),
+    ("data tokenizers t --card tinny", "tinny"),
+    ("data tokenizers 'a b'", "there is no folder a b"),
 )
 
 _EOD = "<eod>"
@@ -123,9 +113,9 @@ FILES: tuple[tuple[str, str, Files], ...] = (
      {**TOKENIZER, **pair([1, 2], [2, 1])}),
     (_ADOPT, "each document of web has more than 10%", {**TOKENIZER, **pair([1, 2, 0])}),
     (f"{_ADOPT} --heldout-documents 3", "split of web is empty", {**TOKENIZER, **GOOD}),
-    ("census s", "s has no manifest.json", {"s": None}),
-    ("census s", "manifest.json", {"s/manifest.json": b"{"}),
-    ("census f", "f is a file", {"f": b"x"}),
-    ("tokenizers t --data a.jsonl", "a.jsonl:1", {**TOKENIZER, "a.jsonl": b"[1]\n"}),
-    ("tokenizers a.txt --data a.txt", "a.txt is a file", {"a.txt": b"x"}),
+    ("data inspect s", "s has no manifest.json", {"s": None}),
+    ("data inspect s", "manifest.json", {"s/manifest.json": b"{"}),
+    ("data inspect f", "f is a file", {"f": b"x"}),
+    ("data tokenizers t --text a.jsonl", "a.jsonl:1", {**TOKENIZER, "a.jsonl": b"[1]\n"}),
+    ("data tokenizers a.txt --text a.txt", "a.txt is a file", {"a.txt": b"x"}),
 )  # fmt: skip

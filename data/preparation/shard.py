@@ -13,7 +13,7 @@ from data.formats.jsonl import jsonl_file
 from data.formats.parquet import parquet_file
 from data.formats.records import Record, SourceError
 from data.formats.text import text_file
-from data.long_range.source import SyntheticSource
+from data.long_range.documents import SyntheticSource
 from data.preparation.plan import Piece, Shard
 from data.readers import HUB_PREFIX
 from data.repositories.source import joined, measure

@@ -16,8 +16,8 @@ answers; every name occurs in these two documents only.
 import random
 from collections.abc import Iterator
 
+from data.long_range.documents import distinct_names
 from data.long_range.filler import sentence
-from data.long_range.hidden_lines import distinct_names
 from eval.ruler.library import Question
 
 SEED = "documents of ruler-offline"

@@ -89,4 +89,6 @@ def adopt(
         print_json(store_as_json(manifest))
         return
     show_store(manifest)
-    next_command(["longhaul", "census", out], "see its lengths, and what each length keeps whole")
+    next_command(
+        ["longhaul", "data", "inspect", out], "see its lengths, and what each length keeps whole"
+    )

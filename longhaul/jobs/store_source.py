@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.long_range.source import without_tokenizer
+from data.long_range.documents import without_tokenizer
 from data.preparation.named_sources import parsed_sources
 from data.preparation.work import Work
 from data.prepare import prepare, run_tasks, write_plan

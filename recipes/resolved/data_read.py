@@ -103,8 +103,8 @@ def data_read(folder: Path) -> DataRead | None:
     except NotPackedError as error:
         raise ValueError(
             f"{error}, so that the store {store} is not as it was when {folder.name} was trained on"
-            f" it; if its documents are the same, `longhaul mix --run {folder.parents[1]} --stage "
-            f"{folder.name}` packs them again"
+            f" it; if its documents are the same, `longhaul data inspect --run {folder.parents[1]} "
+            f"--stage {folder.name}` packs them again"
         ) from None
     read = read_by_source(rows, mix, step, of.skipped)
     return DataRead(folder.name, step, store, tuple(read))

@@ -66,7 +66,6 @@ def test_what_needs_no_nemo_is_refused_before_it_is_loaded(command, fault, tmp_p
         ("show", "tiny_8k"),
         ("show", "llama31_8b_nemo_64k", "--json"),
         ("batch", "--seq", "64K", "--tokens-per-batch", "4M", "--dp", "8"),
-        ("sources", "longmino"),
     ],
     ids=" ".join,
 )
@@ -86,7 +85,7 @@ def test_a_light_command_loads_nothing_heavy(words):
         ("pretrain", "--card", "tiny", "--ladder", "tiny", "--stage", "64X"),
         ("prepare", "--source", "nowhere", "--out", "store"),
         ("adopt", "nowhere", "--tokenizer", "none", "--out", "store"),
-        ("census", "nowhere"),
+        ("data", "inspect", "nowhere"),
     ],
     ids=" ".join,
 )

@@ -12,7 +12,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from data.adoption.checks import Checked, HeldOut, held_out
 from data.adoption.pairs import Named, source_name
-from data.census.census import indexes
+from data.census import indexes
 from data.splits import StoreError
 from data.store import SPLITS, Manifest
 from data.token_files.held_out import long_documents

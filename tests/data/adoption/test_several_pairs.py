@@ -12,7 +12,7 @@ import pytest
 
 from data.adoption.checks import HeldOut
 from data.adoption.pairs import Named
-from data.census.census import census
+from data.census import census
 from data.mixture.config import Mix
 from data.mixture.dataset import MixedDataset
 from data.mixture.stage_rows import StageRows
@@ -79,7 +79,7 @@ def test_three_pairs_have_the_rows_samples_and_census_of_one_pair(
         )
         assert read == expected
         assert len(read) == {"train": len(encoded) - 11, "heldout": 11}[split]
-    assert census(three, sample=20) == census(one, sample=20)
+    assert census(three) == census(one)
     for mix in (Mix(), Mix(packing="cut")):
         assert samples(three, mix) == samples(one, mix)
     assert verify(three, whole=True) == verify(one, whole=True)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of a census equal counts by loops over documents."""
 
-import re
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,11 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
-from data.census.census import census, indexes
-from data.census.contents import Compression, compression, copies
-from data.census.lengths import LengthTable, curve_lengths
+from data.census import LengthTable, census, copies, curve_lengths
 from data.prepare import prepare
 from data.store import Manifest, StoreError
 from data.token_files.megatron_index import IndexFileError, MegatronIndex, write_index
@@ -31,8 +26,8 @@ def table_of(*arrays: Sequence[int]) -> LengthTable:
 
 
 def test_a_table_counts_lengths_below_and_above_what_is_counted(monkeypatch) -> None:
-    monkeypatch.setattr("data.census.lengths.COUNTED", 100)
-    monkeypatch.setattr("data.census.lengths.AT_ONCE", 3)
+    monkeypatch.setattr("data.census.COUNTED", 100)
+    monkeypatch.setattr("data.census.AT_ONCE", 3)
     arrays = [5, 5, 100, 99, 2**31 - 1, 100], [5, 1]
     table = table_of(*arrays)
     expected = Counter(arrays[0] + arrays[1])
@@ -53,7 +48,10 @@ def test_counts_are_those_of_a_loop(lengths) -> None:
         first = bucket.at_least_tokens
         within = [length for length in all_of if first <= length < 2 * first]
         assert (bucket.documents, bucket.tokens) == (len(within), sum(within))
-    assert abs(table.median() - np.median(lengths)) <= 1
+    assert abs(table.at_half(table.counts) - np.median(lengths)) <= 1
+    middle = table.at_half(table.counts * table.lengths)
+    assert sum(length for length in all_of if length < middle) < sum(all_of) / 2
+    assert sum(length for length in all_of if length <= middle) >= sum(all_of) / 2
 
 
 def test_cut_keeps_what_an_average_over_all_offsets_keeps(lengths) -> None:
@@ -71,22 +69,7 @@ def test_cut_keeps_what_an_average_over_all_offsets_keeps(lengths) -> None:
     assert kept.best_fit_tokens == pytest.approx(fitting.sum() / lengths.sum())
 
 
-@pytest.mark.parametrize(
-    ("documents", "cap", "rows"),
-    [
-        ([10, 10], None, 2),  # full rows
-        ([6, 6, 6], None, 3),  # no two of more than half a row share one
-        ([1] * 25, None, 3),
-        ([1] * 25, 5, 5),
-        ([25, 5], None, 3),  # two full rows, then the remainder beside the other document
-        ([], None, 0),
-    ],
-)
-def test_the_least_rows_are_those_counted_by_hand(documents, cap, rows) -> None:
-    assert table_of(documents).least_rows(10, cap) == rows
-
-
-def test_no_packing_gets_below_the_least_rows(lengths) -> None:
+def test_padding_is_that_of_rows_packed_by_a_loop(lengths) -> None:
     seq_length = 256
     pieces = []
     for length in lengths.tolist():
@@ -98,20 +81,19 @@ def test_no_packing_gets_below_the_least_rows(lengths) -> None:
             room[min(fits, key=room.__getitem__)] -= piece
         else:
             room.append(seq_length - piece)
-    kept = table_of(lengths).kept(seq_length)
     padding = sum(room) / (len(room) * seq_length)
-    assert kept.least_padding <= padding < kept.least_padding + 0.02
     packed = table_of(lengths).packed(seq_length)
     assert (packed.documents, packed.padding) == (600, pytest.approx(padding))
 
 
 def test_padding_of_many_documents_is_measured_on_some(monkeypatch, lengths) -> None:
-    monkeypatch.setattr("data.census.lengths.PACKED", 300)
+    monkeypatch.setattr("data.census.PACKED", 300)
     table = table_of(lengths)
     packed = table.packed(256, seed=1)
     assert packed.documents == 300
     assert packed == table.packed(256, seed=1) != table.packed(256, seed=2)
-    assert abs(packed.padding - table.kept(256).least_padding) < 0.05
+    monkeypatch.undo()
+    assert abs(packed.padding - table.packed(256).padding) < 0.05
 
 
 def test_curves_end_where_every_document_fits() -> None:
@@ -140,33 +122,8 @@ def test_copies_are_counted_over_sources_and_splits(tmp_path) -> None:
     assert found.heldout_documents_in_train == 1
 
 
-def test_compression_is_that_of_the_text_and_the_sample_is_the_seed_s(
-    shared_store: Manifest, texts: list[str]
-) -> None:
-    (index,) = indexes(shared_store, "train").values()
-    eod = shared_store.tokenizer.eod_id
-
-    def measured(sample: int, seed: int) -> tuple[Compression, ...]:
-        return compression(
-            [("documents", index)], shared_store.tokenizer_path, eod, sample=sample, seed=seed
-        )
-
-    every, long = measured(10_000, 0)
-    backend = Tokenizer.from_file(str(shared_store.tokenizer_path / "tokenizer.json"))
-    tokens = index.mapped()
-    ratios = []
-    for pointer, length in zip(index.pointers // 2, index.lengths, strict=True):
-        text = backend.decode(tokens[pointer : pointer + length - 1].tolist())
-        assert text in texts
-        ratios.append(len(zlib.compress(text.encode())) / len(text.encode()))
-    assert every.documents == index.lengths.size
-    assert every.fifths == pytest.approx(np.quantile(ratios, (0.2, 0.4, 0.6, 0.8)))
-    assert (long.documents, long.fifths) == (0, ())
-    assert measured(20, 0) == measured(20, 0) != measured(20, 1)
-
-
 def test_a_prepared_store_has_a_census(shared_store: Manifest) -> None:
-    counted = census(shared_store, sample=20)
+    counted = census(shared_store)
     (source,) = counted.sources
     assert (source.documents, source.tokens) == (
         shared_store.train.documents,
@@ -176,7 +133,7 @@ def test_a_prepared_store_has_a_census(shared_store: Manifest) -> None:
     assert counted.copies is not None
     assert counted.copies.heldout_documents_in_train == 0
     only = census(shared_store, lengths_only=True)
-    assert (only.sources, only.copies, only.compression) == (counted.sources, None, ())
+    assert (only.sources, only.copies) == (counted.sources, None)
 
 
 def test_an_index_that_is_not_the_manifest_s_is_refused(tmp_path, corpus) -> None:
@@ -199,21 +156,3 @@ def test_a_document_outside_its_token_file_is_refused_by_the_name_of_the_index(
     index.write_bytes(content)
     with pytest.raises(IndexFileError, match=r"heldout\.idx is damaged: sequence 0 has .* tokens"):
         census(manifest)
-
-
-@pytest.mark.parametrize(
-    ("replaced", "message"),
-    [
-        (b"{", "{} cannot be read"),
-        (b'{"model": {}}', "made with another tokenizer than {} now has"),
-    ],
-)
-def test_a_damaged_tokenizer_is_refused_by_the_name_of_its_file(
-    tmp_path, corpus, replaced: bytes, message: str
-) -> None:
-    manifest = prepare(str(corpus), tmp_path / "store", vocab_size=300, heldout_fraction=0.2)
-    file = manifest.tokenizer_path / "tokenizer.json"
-    file.write_bytes(replaced)
-    with pytest.raises(StoreError, match=message.format(re.escape(str(file)))):
-        census(manifest)
-    assert census(manifest, lengths_only=True).together.documents

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul mix`, and stages with a mix that a store cannot have."""
+"""`longhaul data inspect` of a stage, and stages with a mix that a store cannot have."""
 
 import json
 import shutil
@@ -62,12 +62,12 @@ def ladder(tmp_path: Path) -> Path:
 
 
 def test_the_page_says_what_a_stage_takes(answer, stores, ladder) -> None:
-    said = answer("mix", "--ladder", ladder, "--card", "tiny", "--store", stores / "both")
+    said = answer("data", "inspect", stores / "both", ladder, "--card", "tiny")
     assert said.code == 0, said.err
     assert "75.0% to 50.0%" in said.out
-    assert "longhaul mix --ladder" in said.err
+    assert "longhaul data inspect" in said.err
     assert "--step 1" in said.err
-    asked = ["mix", "--ladder", ladder, "--card", "tiny", "--store", stores / "both", "--json"]
+    asked = ["data", "inspect", stores / "both", ladder, "--card", "tiny", "--json"]
     content = json.loads(answer(*asked).out)
     assert [need["words"] for need in content["sources"]] == ["code", "text"]
     taken = {
@@ -82,7 +82,7 @@ def test_the_page_says_what_a_stage_takes(answer, stores, ladder) -> None:
 
 
 def test_the_documents_of_a_step_fill_its_sequences(answer, stores, ladder) -> None:
-    asked = ["mix", "--ladder", ladder, "--card", "tiny", "--store", stores / "both"]
+    asked = ["data", "inspect", stores / "both", ladder, "--card", "tiny"]
     content = json.loads(answer(*asked, "--step", 2, "--data-ranks", 4, "--json").out)
     assert [sequence["data_rank"] for sequence in content["sequences"]] == [
         rank for rank in range(4) for _ in range(2)
@@ -95,7 +95,7 @@ def test_the_documents_of_a_step_fill_its_sequences(answer, stores, ladder) -> N
 
 
 def test_sequences_of_another_length_are_listed_by_themselves(answer, stores, ladder) -> None:
-    asked = ["mix", "--ladder", ladder, "--card", "tiny", "--store", stores / "both"]
+    asked = ["data", "inspect", stores / "both", ladder, "--card", "tiny"]
     steps = (json.loads(answer(*asked, "--step", n, "--json").out) for n in range(1, 21))
     content = next(step for step in steps if step["seq_length_tokens"] == 128)
     assert content["joined_to_tokens"] == 512
@@ -112,7 +112,7 @@ def test_the_only_stage_with_a_mix_needs_no_name(answer, stores, tmp_path) -> No
     second = first.partition("stages:\n")[2].replace("seq_length: 512", "seq_length: 1K")
     second = second.replace("start: scratch", "start: previous")
     path.write_text(f"{first}{second}    mix:{mix}")
-    asked = ["mix", "--ladder", path, "--card", "tiny", "--store", stores / "both"]
+    asked = ["data", "inspect", stores / "both", path, "--card", "tiny"]
     said = answer(*asked)
     assert said.code == 0, said.err
     assert "note: 1K is the only stage of mine with a mix" in said.err
@@ -129,21 +129,20 @@ def test_the_only_stage_with_a_mix_needs_no_name(answer, stores, tmp_path) -> No
         (["--step", "21"], "--step is 21, and the stage has 20 steps"),
         (["--data-ranks", "3"], "--data-ranks is 3"),
         (["--stage", "1K"], "no stage of 1K"),
-        (["--store", "nowhere"], "nowhere"),
     ],
 )
 def test_wrong_words_are_named(answer, stores, ladder, words, said) -> None:
-    asked = ["mix", "--ladder", ladder, "--card", "tiny", "--store", stores / "both", *words]
+    asked = ["data", "inspect", stores / "both", ladder, "--card", "tiny", *words]
     assert said in answer(*asked).error()
 
 
 def test_a_stage_without_a_mix_says_where_to_write_one(answer, stores) -> None:
-    asked = ["mix", "--ladder", "tiny", "--stage", "512", "--store", stores / "first"]
+    asked = ["data", "inspect", stores / "first", "tiny", "--stage", "512"]
     assert "tokens has no mix; write `mix:` into a ladder file" in answer(*asked).error()
 
 
 def test_a_store_of_one_source_takes_the_packing_alone(answer, stores, ladder) -> None:
-    said = answer("mix", "--ladder", ladder, "--card", "tiny", "--store", stores / "first")
+    said = answer("data", "inspect", stores / "first", ladder, "--card", "tiny")
     assert said.code == 0
     assert "one source without a name" in said.err
     assert "code" not in said.out
@@ -168,7 +167,7 @@ def test_a_mix_that_cannot_be_had_is_told_before_anything_is_packed(
     answer, stores, ladder, old, new, said
 ) -> None:
     ladder.write_text(LADDER.replace(old, new).replace("80K", "800K"))
-    asked = ["mix", "--ladder", ladder, "--card", "tiny", "--store", stores / "both"]
+    asked = ["data", "inspect", stores / "both", ladder, "--card", "tiny"]
     assert said in answer(*asked).error()
 
 
@@ -184,7 +183,7 @@ def test_a_run_is_shown_as_it_ran(answer, stores, ladder, tmp_path) -> None:
     }  # fmt: skip
     recipe = {"data": data, "trainer": {"max_steps": 7}}
     (folder / "config.yaml").write_text(json.dumps(recipe))
-    asked = ["mix", "--run", tmp_path / "a run", "--stage", "tiny_mine_512"]
+    asked = ["data", "inspect", "--run", tmp_path / "a run", "--stage", "tiny_mine_512"]
     content = json.loads(answer(*asked, "--json").out)
     assert (content["steps"], content["sequences_a_step"]) == (7, 8)
     assert [need["words"] for need in content["sources"]] == ["text"]
@@ -193,7 +192,7 @@ def test_a_run_is_shown_as_it_ran(answer, stores, ladder, tmp_path) -> None:
     after = json.loads(answer(*asked, "--step", 3, "--json").out)["sequences"]
     assert after == before[1] != before[0]
     assert "name a stage of" in answer(*asked[:-1], "other").error()
-    assert "either --ladder, with --store, or --run" in answer("mix").error()
+    assert "names its own store" in answer("data", "inspect", stores / "both", *asked[2:]).error()
 
 
 def test_the_report_has_the_mix_that_a_stage_has_read(answer, stores, tmp_path) -> None:
@@ -223,7 +222,7 @@ def test_the_report_has_the_mix_that_a_stage_has_read(answer, stores, tmp_path) 
 
     counted = {"code": 0, "text": 0}
     for step in range(1, 6):
-        content = json.loads(answer("mix", "--run", run, "--step", step, "--json").out)
+        content = json.loads(answer("data", "inspect", "--run", run, "--step", step, "--json").out)
         for sequence in content["sequences"]:
             counted[sequence["source"]] += sum(piece["tokens"] for piece in sequence["pieces"])
     (stage,) = json.loads(answer(*asked).out)["data_mix"]["stages"]
