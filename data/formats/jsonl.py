@@ -11,18 +11,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.formats.long_line import LongLine
 from data.formats.records import (
     BLOCK_BYTES,
     LONG_BYTES,
     UNREADABLE,
     Record,
     Unusable,
+    WholeText,
     json_problem,
     text_of_object,
     unreadable,
 )
 
+MOST_LINE_BYTES = 2**30
+"""A longer line is not read: its text and its record would take several times as much memory."""
 HEAD_BYTES = 2**16
 """Bytes from which the format of a file is known."""
 _FIRST_BYTES = {
@@ -58,22 +60,38 @@ def jsonl_file(
             if start:
                 stream.seek(start)
             while stop is None or at < stop:
-                line = stream.readline(LONG_BYTES)
+                line = stream.readline(MOST_LINE_BYTES + 1)
                 if not line:
                     break
                 number += 1
-                origin = LineOrigin(path, start, number)
-                if len(line) < LONG_BYTES or line.endswith(b"\n"):
-                    at += len(line)
-                    if not line.isspace():
-                        yield Record(origin, text_of_line(line, text_key))
-                    continue
-                long = LongLine(line, stream, text_key, origin)
-                yield Record(origin, long)
-                at += long.finish()
+                size = len(line)
+                if size > MOST_LINE_BYTES:
+                    size += 0 if line.endswith(b"\n") else _rest_of_line(stream)
+                    content: str | WholeText | Unusable = Unusable(
+                        "broken",
+                        f"the line has {size:,} bytes, more than the {MOST_LINE_BYTES:,} that are "
+                        "read; write its text to a file of its own",
+                    )
+                else:
+                    content = text_of_line(line, text_key)
+                    if size > LONG_BYTES and isinstance(content, str):
+                        content = WholeText(content)
+                at += size
+                is_blank, line = line.isspace(), b""  # a long one is not held with its text
+                if not is_blank:
+                    yield Record(LineOrigin(path, start, number), content)
     except UNREADABLE as error:
         after = f"{LineOrigin(path, start, number)}".rpartition(":")[2]
         raise unreadable(path, error, f" after line {after}") from error
+
+
+def _rest_of_line(stream: io.BufferedIOBase) -> int:
+    """Read on to the end of a line; return the bytes that were left of it."""
+    size, block = 0, b" "
+    while block and not block.endswith(b"\n"):
+        block = stream.readline(BLOCK_BYTES)
+        size += len(block)
+    return size
 
 
 def text_of_line(line: bytes, text_key: str) -> str | Unusable:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 LONG_BYTES = 8 * 2**20
-"""A JSON line or a text file of more bytes is read in chunks and never as a whole."""
+"""The text of a larger JSON line is tokenized in chunks; a larger text file is read in chunks."""
 BLOCK_BYTES = 2**20
 """Bytes of a chunk."""
 
@@ -78,7 +78,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WholeText:
-    """A long text that is in memory, as a value of Parquet is."""
+    """A long text that is in memory, as one of Parquet or of a JSON line is."""
 
     text: str
 

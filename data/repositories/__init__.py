@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repositories of code, each as one document, its files in the order of their imports."""
+"""Repositories of code, each as one document, Python files in the order of their imports."""

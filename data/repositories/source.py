@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each repository in a folder as one document: its text files in the order of their imports.
+"""Each repository in a folder as one document: its Python files in the order of their imports.
 
 A source is written `repositories:PATH`. PATH is a repository (it has `.git` or one of
 PROJECT_FILES), or a folder whose folders are repositories, whatever they have in them.
@@ -130,7 +130,7 @@ def is_repository(folder: Path) -> bool:
 
 
 def joined(folder: Path, skipped: Counter[str]) -> str:
-    """Return the files of a repository as one text, each behind the files that it imports."""
+    """Return the files of a repository as one text, Python behind the files that it imports."""
     texts: dict[str, str] = {}
     for path in _files(folder):
         if not _is_text(path):

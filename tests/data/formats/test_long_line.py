@@ -1,101 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A line that is read in chunks is the line that Python's JSON parser reads as a whole."""
+"""A long JSON line is read as any other, and refused with its size where it is too long."""
 
+import gzip
 import json
-import random
 from pathlib import Path
 
 import pytest
 
-from data.formats import jsonl, long_line
-from data.formats.jsonl import jsonl_file, text_of_line
-from data.formats.records import Unusable, UnusableError
+from data.formats import jsonl
+from data.formats.jsonl import jsonl_file
+from data.formats.records import Unusable, WholeText
+from data.readers import SourceError, documents
 
-ALPHABET = ["a", " ", "\n", '"', "\\", "\u00fc", "\u4e2d", "\U0001f600", "\t", "\x01", "/", "u"]
-
-
-@pytest.fixture(params=[1, 2, 3, 7, 64])
-def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Read every line in chunks of a few bytes."""
-    monkeypatch.setattr(jsonl, "LONG_BYTES", 8)
-    monkeypatch.setattr(long_line, "BLOCK_BYTES", request.param)
-    return int(request.param)
+BEFORE, AFTER = '{"text": "before it"}\n', '{"text": "after it"}\n'
 
 
-def read(path: Path) -> list[str | Unusable]:
-    """Return the texts of a file, or their problems."""
-    found: list[str | Unusable] = []
-    for _, content in jsonl_file(path, "text"):
-        if isinstance(content, str | Unusable):
-            found.append(content)
-            continue
-        try:
-            text = "".join(content.chunks())
-            text.encode()
-            found.append(text)
-        except UnusableError as error:
-            found.append(error.found)
-        except UnicodeEncodeError:
-            found.append(Unusable("broken", "surrogate"))
-    return found
+@pytest.fixture(autouse=True)
+def most(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Have lines of up to 100 bytes read, and their remainder in blocks of 7."""
+    monkeypatch.setattr(jsonl, "MOST_LINE_BYTES", 100)
+    monkeypatch.setattr(jsonl, "BLOCK_BYTES", 7)
+    return 100
 
 
-def test_texts_of_all_characters_are_read_as_they_were_written(tmp_path: Path, block: int) -> None:
-    draw = random.Random(block)
-    texts = ["".join(draw.choices(ALPHABET, k=draw.randrange(60))) for _ in range(60)]
-    lines = []
-    for number, text in enumerate(texts):
-        other = {"id": number, "more": [{"text": "no"}, {'te"xt\\': ["{", 1.5, None]}]}
-        record = {"text": text, **other} if number % 2 else {**other, "text": text}
-        lines.append(json.dumps(record, ensure_ascii=bool(number % 3)))
+def line_of(size: int) -> str:
+    """Return a line with this many bytes, the line break included."""
+    bare = json.dumps({"text": ""}) + "\n"
+    return json.dumps({"text": "x" * (size - len(bare))}) + "\n"
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize("size", [101, 102, 106, 107, 108, 1000])
+def test_a_longer_line_is_refused_with_its_size_and_place(tmp_path, size, packed) -> None:
+    content = (BEFORE + line_of(size) + AFTER).encode()
     path = tmp_path / "a.jsonl"
-    path.write_text("\n".join(lines), encoding="utf-8")
-    assert read(path) == texts
+    path.write_bytes(gzip.compress(content) if packed else content)
+    with pytest.raises(SourceError, match=rf"a\.jsonl:2: the line has {size:,} bytes, more than"):
+        list(documents(str(path)))
+    read = list(documents(str(path), skip_broken=True))
+    assert [document.text for document in read] == ["before it", "after it"]
+    assert [document.origin for document in read] == [f"{path}:1", f"{path}:3"]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b'{"text": "open',
-        b'{"text": "ends in an escape\\',
-        b'{"text": "bad \\x escape"}',
-        b'{"text": "bad \\u12g4 escape"}',
-        b'{"text": "half \\ud83d of a pair"}',
-        b'{"text": "two low \\ude00\\ude00"}',
-        b'{"text": "a control \x01 character"}',
-        b'{"text": "not UTF-8 \xff"}',
-        b'{"text": "ends too early", ',
-        b'{"text": "more follows"} x',
-        b'{"text": 123456789}',
-        b'{"text": ["a string in an array"]}',
-        b'{"inner": {"text": "deeper"}}',
-        b'["text", "an array of strings"]',
-        b'"text as a string"',
-        b'{"text" "no colon"}',
-        b"[[[[[[[[[[[[",
-        b'{"a": "\\ud800", "text": 1}',
-    ],
-    ids=repr,
-)
-def test_a_line_is_broken_exactly_if_the_whole_is(tmp_path: Path, block: int, line: bytes) -> None:
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_the_longest_line_is_read_and_the_bytes_after_it_are_counted(tmp_path, most, end) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "before it"}\n' + line + b'\n{"text": "after it"}\n')
-    before, found, after = read(path)
-    assert (before, after) == ("before it", "after it")
-    assert isinstance(found, Unusable)
-    assert found.reason == "broken"
-    whole = text_of_line(line, "text")
-    assert isinstance(whole, Unusable) or "\\ud" in line.decode("latin-1")
+    path.write_text(line_of(most) + line_of(most + 50) + AFTER.removesuffix("\n") + end)
+    first, second, third = (content for _, content in jsonl_file(path, "text"))
+    assert first == json.loads(line_of(most))["text"]
+    assert isinstance(second, Unusable)
+    assert third == "after it"
+    rest = jsonl_file(path, "text", start=most, stop=2 * most + 50)
+    assert [type(content) for _, content in rest] == [Unusable]
 
 
-def test_the_byte_that_is_not_utf8_is_named(tmp_path: Path, block: int) -> None:
+def test_a_long_last_line_without_a_break_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "' + "\u4e2d".encode() * 30 + b'\xe4\xb8"}\n')
-    (found,) = read(path)
-    assert found == Unusable("broken", "invalid UTF-8 at byte 100 of the line")
+    path.write_text(BEFORE + line_of(300).removesuffix("\n"))
+    with pytest.raises(SourceError, match=r"a\.jsonl:2: the line has 299 bytes"):
+        list(documents(str(path)))
 
 
-def test_a_second_text_field_of_a_long_line_is_refused(tmp_path: Path, block: int) -> None:
+def test_the_text_of_a_long_line_comes_in_chunks(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(jsonl, "LONG_BYTES", 50)
     path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "first", "text": "second"}\n')
-    assert read(path) == [Unusable("broken", "the field 'text' is there twice")]
+    path.write_text(line_of(50) + line_of(51))
+    short, long = (content for _, content in jsonl_file(path, "text"))
+    assert isinstance(short, str)
+    assert isinstance(long, WholeText)
+    assert "".join(long.chunks()) == f"{short}x"

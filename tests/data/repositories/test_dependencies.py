@@ -51,20 +51,14 @@ def test_thousands_of_files_that_import_one_another_in_a_row_are_ordered() -> No
         ("pkg/a.py", "print 'of Python 2'\nimport pkg.b", set()),
         ("pkg/a.py", "x = " + "(" * 5000 + ")" * 5000, set()),
         ("pkg/a.py", "import pkg.a", set()),
-        ("c/main.c", '#include "part.h"\n#  include <stdio.h>', {"c/part.h"}),
-        ("c/main.c", '#include "../include/proj/api.h"', {"include/proj/api.h"}),
-        ("c/main.c", "#include <proj/api.h>", {"include/proj/api.h"}),
-        ("c/main.c", '#include "api.h"', {"include/proj/api.h"}),
-        ("c/main.c", "#include <part.h>", set()),
-        ("c/main.c", '#include "../../outside.h"\n#include "/etc/passwd"', set()),
         ("main.go", 'import "pkg/b"', set()),
+        ("c/main.c", '#include "part.h"', set()),
     ],
 )  # fmt: skip
 def test_imports_are_found_in_the_repository(path: str, text: str, imported: set[str]) -> None:
     files = (
         "pkg/__init__.py", "pkg/a.py", "pkg/b.py", "pkg/json.py", "pkg/sub/__init__.py",
-        "pkg/sub/c.py", "src/tool/__init__.py", "src/tool/run.py", "c/main.c", "c/part.h",
-        "include/proj/api.h", "b.py",
+        "pkg/sub/c.py", "src/tool/__init__.py", "src/tool/run.py", "c/part.h", "b.py",
     )  # fmt: skip
     texts = dict.fromkeys(files, "") | {path: text}
     assert imports_of(texts).get(path, set()) == imported

@@ -44,12 +44,12 @@ main = model.run
 # app/zero.py
 zero = 0
 
-// src/core.h
-extern int core;
-
 // src/core.c
 #include "core.h"
 int core;
+
+// src/core.h
+extern int core;
 """
 
 
