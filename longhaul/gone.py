@@ -4,6 +4,8 @@
 from collections.abc import Sequence
 
 GONE: dict[str, str] = {
+    "plan --csv": "`longhaul plan CARD --seq 64K,256K --nodes 1,4 --json` prints the numbers",
+    "plan --sweep": "`longhaul plan CARD --seq 64K,256K,1M --nodes 1,4,16` plans each",
     "rehearse --write-card": "`longhaul rehearse NAME --out RUN` writes RUN/rehearsal.json",
     "rehearse --probe": "`pretrain` with a small budget and `evaluate --base` show the same "
     "(docs/guide.md, Probe a base)",

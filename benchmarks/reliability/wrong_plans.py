@@ -11,11 +11,9 @@ CALIBRATE = (
     ("calibrate --bogus", "--bogus"),
     ("plan llama31_8b --seq 64K --calibrate none", "dgx_h100 is a shipped one"),
     ("plan --ladder prolong --calibrate x", "--calibrate cannot go with --ladder"),
-    ("plan llama31_8b --sweep seq=64Q", "seq=64Q"),
-    ("plan llama31_8b --sweep length=64K", "no 'length'"),
-    ("plan llama31_8b --sweep nodes=1:4", "states no lengths"),
-    ("plan llama31_8b --sweep seq=64K --layout dp8", "--layout cannot go with --sweep"),
-    ("plan llama31_8b --seq 64K --csv x.csv", "--csv is the file of a sweep"),
+    ("plan llama31_8b --seq 64K,64Q", "64Q"),
+    ("plan llama31_8b --seq 64K --nodes 1,0", "'--nodes': 0"),
+    ("plan llama31_8b --seq 64K,1M --layout dp8", "--layout cannot go with several lengths"),
 )
 PLAN = (
     ("plan", "model card"),

@@ -3,8 +3,9 @@
 
 import shlex
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,7 +21,7 @@ from longhaul.options import (
     length_of,
     print_json,
 )
-from longhaul.pages.plan_page import as_json, bill, page
+from longhaul.pages.plan_page import as_json, bill, page, several
 from longhaul.terminal.messages import note
 from longhaul.terminal.next_commands import not_here_yet
 from recipes.constraints import fp8 as fp8_constraints
@@ -46,7 +47,7 @@ from recipes.spec import cluster as clusters
 from recipes.spec.cluster import CLUSTER
 from recipes.spec.extension_facts import card_facts, lines
 from recipes.spec.layout import Fp8, Layout
-from recipes.spec.naming import budget_from, length_shown, recipe_name
+from recipes.spec.naming import budget_from, length_from, length_shown, recipe_name
 from recipes.spec.units import K, M
 
 BATCH, BUDGET = 4 * M, 1_000_000_000
@@ -54,16 +55,41 @@ BATCH, BUDGET = 4 * M, 1_000_000_000
 FP8 = ("tensorwise", "blockwise", "delayed", "mxfp8")
 
 
+def _counts(words: str) -> list[int]:
+    """Return the numbers of `1,4,16`; raise BadParameter unless each is an integer from 1 on."""
+    numbers = []
+    for word in words.split(","):
+        try:
+            number = int(word)
+        except ValueError:
+            raise typer.BadParameter(f"{word!r} is not a valid int range.") from None
+        if number < 1:
+            raise typer.BadParameter(f"{number} is not in the range x>=1.")
+        numbers.append(number)
+    return numbers
+
+
 def plan(
     card: Annotated[str, typer.Argument(help="A model card, such as llama31_8b.")] = "",
-    seq: Annotated[str, typer.Option(help=f"Context, such as 64K or 1M ({K_IS}).")] = "",
+    seq: Annotated[
+        str, typer.Option(help=f"Context, such as 64K, or several: 64K,256K,1M ({K_IS}).")
+    ] = "",
     ladder: Annotated[str, typer.Option(help="Plan every stage of a ladder, and its cost.")] = "",
     cluster: Cluster = "",
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="Nodes of the cluster.", show_default="1")
+        Any,
+        typer.Option(
+            parser=_counts,
+            metavar="<int,...>",
+            help="Nodes of the cluster, or several: 1,4,16.",
+            show_default="1",
+        ),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs, if they are not whole nodes.")
+        Any,
+        typer.Option(
+            parser=_counts, metavar="<int,...>", help="GPUs, if they are not whole nodes."
+        ),
     ] = None,
     tokens_per_batch: Annotated[
         str, typer.Option(help=f"Tokens of an optimizer step ({K_IS}).", show_default="about 4M")
@@ -82,9 +108,6 @@ def plan(
             "--tightest", help="Take the fastest that was tried, however full the GPUs are."
         ),
     ] = False,
-    sweep: Annotated[
-        str, typer.Option(help="Plan many, such as 'seq=64K:4M nodes=1:64' (doubling).")
-    ] = "",
     calibrate: Annotated[
         Path | None,
         typer.Option(help="Fit the cluster file to this run, or file of measured steps, first."),
@@ -94,12 +117,9 @@ def plan(
         Path | None,
         typer.Option(help="Token store: count attention within documents of its lengths."),
     ] = None,
-    csv: Annotated[Path | None, typer.Option(help="CSV file of a sweep.")] = None,
     why: Annotated[bool, typer.Option("--why", help="Show what was ruled out.")] = False,
     as_text: Json = False,
-    plot: Annotated[
-        Path | None, typer.Option(help="PNG: memory and time by length, or the sweep.")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG: memory and time by length.")] = None,
 ) -> None:
     """Choose a layout that fits and is fast, and print its memory and its time by category."""
     cluster = planned_cluster(cluster) or CLUSTER
@@ -110,12 +130,6 @@ def plan(
         from data.files.writable import require_file
 
         require_file(plot, "--plot", (".png",))
-    if csv is not None:
-        from data.files.writable import require_file
-
-        if not sweep:
-            raise ValueError("--csv is the file of a sweep; add --sweep, or leave it out")
-        require_file(csv, "--csv", (".csv",))
     precision = Fp8(recipe=fp8 or "none")  # type: ignore[arg-type]
     if precision.recipe != "none" and not machine.gpu.fp8_tflops:
         raise ValueError(
@@ -125,7 +139,8 @@ def plan(
     refused = fp8_constraints.refusal(precision.recipe, machine.gpu.capability, CUDA)
     if refused is not None:
         raise ValueError(f"--fp8 {fp8} on {machine.name}: {refused}")
-    ranks = gpus_of(machine, nodes, gpus)
+    counts = [gpus_of(machine, *sizes) for sizes in product(nodes or [None], gpus or [None])]
+    ranks = counts[0]
     lengths = None if store is None else lengths_of(store)
     if ladder:
         _refuse(
@@ -133,8 +148,8 @@ def plan(
             {
                 "--seq": seq, "--tokens-per-batch": tokens_per_batch, "--tokens": tokens,
                 "--layout": layout, "--max-seq": max_seq, "--tightest": tightest, "--why": why,
-                "--plot": plot, "--sweep": sweep, "--calibrate": calibrate,
-                "--native-context": native_context,
+                "--plot": plot, "--calibrate": calibrate, "--native-context": native_context,
+                "several numbers of GPUs": counts[1:],
             },
         )  # fmt: skip
         whole_ladder(card, ladder, cluster, ranks, precision, store, as_text=as_text)
@@ -150,39 +165,35 @@ def plan(
 
         machine = fit_to(own_file(cluster), machine, card, [calibrate], quiet=as_text)
     budget = budget_from(tokens) if tokens else BUDGET
-    if sweep:
-        from longhaul.commands.plan_sweep import plan_sweep
-
-        _refuse("--sweep", {"--layout": layout, "--max-seq": max_seq, "--why": why})
-        batch = length_of("--tokens-per-batch", tokens_per_batch) if tokens_per_batch else BATCH
-        plan_sweep(
-            model, sweep, seq=seq, nodes=nodes, gpus=gpus, cluster=machine, batch=batch,
-            tokens=budget, fp8=precision, tightest=tightest, as_text=as_text, csv=csv, plot=plot,
-            documents=lengths,
-        )  # fmt: skip
-        return
     if max_seq:
         _refuse("--max-seq, which finds it", {"--seq": seq})
+        _refuse("--max-seq", {"several numbers of GPUs": counts[1:]})
     elif not seq:
         raise ValueError("--seq is missing; add it, such as --seq 1M, or --max-seq")
     if layout:
         _refuse("--layout, which sets fp8:RECIPE itself", {"--fp8": fp8})
         _refuse("--layout", {"--tightest": tightest})
         _refuse("--layout; a plot shows the planner's own", {"--plot": plot})
-    length = length_of("--seq", seq) if seq else K
-    if tokens_per_batch:
-        per_batch = length_of("--tokens-per-batch", tokens_per_batch)
-    else:
-        per_batch = even_batch(BATCH, length, ranks)
-    question = SearchRequest(
-        card=model,
-        seq_length=length,
-        tokens_per_batch=per_batch,
-        cluster=machine,
-        gpus=ranks,
-        fp8=precision,
-        documents=lengths,
-    )
+    per_batch = length_of("--tokens-per-batch", tokens_per_batch) if tokens_per_batch else None
+    questions = [
+        SearchRequest(
+            card=model,
+            seq_length=length,
+            tokens_per_batch=per_batch or even_batch(BATCH, length, gpus_in_all),
+            cluster=machine,
+            gpus=gpus_in_all,
+            fp8=precision,
+            documents=lengths,
+        )
+        for length, gpus_in_all in product(_lengths(seq) if seq else [K], counts)
+    ]
+    if questions[1:]:
+        _refuse(
+            "several lengths or numbers of GPUs", {"--layout": layout, "--why": why, "--plot": plot}
+        )
+        several(questions, budget, tightest=tightest, as_text=as_text)
+        return
+    [question] = questions
     if max_seq:
         question = _longest(question, layout)
     answer = _as_asked(question, layout) if layout else search(question, tightest=tightest)
@@ -248,6 +259,14 @@ def _refuse(beside: str, options: dict[str, object]) -> None:
     given = [name for name, value in options.items() if value]
     if given:
         raise ValueError(f"{' and '.join(given)} cannot go with {beside}; leave one of them out")
+
+
+def _lengths(words: str) -> list[int]:
+    """Return the lengths of `64K,256K`; `38,400` is one length."""
+    try:
+        return [length_from(words)]
+    except ValueError:
+        return [length_of("--seq", word) for word in words.split(",")]
 
 
 def _longest(question: SearchRequest, words: str) -> SearchRequest:

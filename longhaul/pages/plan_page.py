@@ -21,14 +21,14 @@ from recipes.planner.accuracy import (
 from recipes.planner.plan import FSDP, HEADROOM, Plan
 from recipes.planner.rank_groups import rank_map
 from recipes.planner.search.alternatives import faster_batch
-from recipes.planner.search.ranking import SearchResult
+from recipes.planner.search.ranking import SearchResult, search
 from recipes.planner.search.request import SearchRequest
 from recipes.planner.serving import serving
 from recipes.planner.timeouts import limits
 from recipes.spec.cluster import Cluster
 from recipes.spec.extension_facts import ExtensionFact
 from recipes.spec.model_card import ModelCard
-from recipes.spec.naming import counted, length_shown, recipe_name
+from recipes.spec.naming import budget_word, counted, length_shown, recipe_name
 from recipes.spec.stage import Ladder
 from recipes.spec.units import GiB
 
@@ -150,6 +150,55 @@ def bill(
         return made
 
     print_left_out(lines, "stage", show(table, (LAYOUT, "GiB", "s/step", "MFU")))
+
+
+def several(
+    questions: Sequence[SearchRequest], budget: int, *, tightest: bool, as_text: bool
+) -> None:
+    """Plan each question; print a line for each, or JSON. Hours and days are with failures."""
+    chosen = [next(iter(search(one, tightest=tightest).plans), None) for one in questions]
+    cluster = questions[0].cluster
+    if as_text:
+        points = [
+            {
+                "seq_length": question.seq_length,
+                "gpus": question.gpus,
+                "tokens_per_batch": question.tokens_per_batch,
+                "fits": plan is not None,
+            }
+            | ({} if plan is None else _numbers(plan, budget))
+            for question, plan in zip(questions, chosen, strict=True)
+        ]
+        print_json({"card": questions[0].card.name, "cluster": cluster.name, "points": points})
+        return
+    paid = [f"cost ({cluster.currency})"] if cluster.price_per_gpu_hour else []
+    table = Table(title=f"{questions[0].card.name} on {cluster.name} ({cluster.gpu.name})")
+    for title in ("seq", "GPUs", "batch", LAYOUT, "GiB", "tokens/s/GPU", "MFU", "days",
+                  "GPU-hours", *paid):  # fmt: skip
+        left = title == LAYOUT
+        table.add_column(title, no_wrap=not left, justify="left" if left else "right")
+    for question, plan in zip(questions, chosen, strict=True):
+        line = [length_shown(question.seq_length), f"{question.gpus:,}",
+                length_shown(question.tokens_per_batch)]  # fmt: skip
+        if plan is None:
+            table.add_row(*line, "does not fit")
+            continue
+        hours = plan.gpu_hours(budget) / plan_sentences.goodput_of(plan, budget).share
+        figures = [hours / plan.gpus / 24, hours]
+        if paid:
+            figures.append(hours * cluster.price_per_gpu_hour)
+        layout = words_of(plan.workload.layout)
+        table.add_row(
+            *line,
+            f"{layout} (not proven)" if plan.untried else layout,
+            f"{plan.memory.total / GiB:.1f}",
+            f"{plan.time.tokens_per_gpu_second:,.0f}",
+            f"{plan.time.mfu:.0%}",
+            *(f"{each:,.0f}" if each >= 100 else f"{each:.3g}" for each in figures),
+        )
+    show(lambda _: table)
+    typer.echo(f"days, GPU-hours{' and cost' if paid else ''}: {budget_word(budget)} tokens, with "
+               "failures of nodes")  # fmt: skip
 
 
 def as_json(question: SearchRequest, answer: SearchResult, budget: int) -> dict[str, Any]:
