@@ -172,7 +172,7 @@ Track = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help="Send the metrics to wandb, mlflow, trackio, otel or tensorboard as well; repeatable.",
+        help="Send the metrics to wandb, mlflow or tensorboard as well; repeatable.",
         show_default="longhaul.toml's",
     ),
 ]

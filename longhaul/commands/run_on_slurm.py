@@ -58,11 +58,8 @@ def run_on_cluster(
     cluster = asked.cluster or CLUSTER
     file = with_names(load(cluster), default("account", account), default("partition", partition))
     # In a container or behind a tunnel ranks have packages of their own.
-    require_trackers(
-        on_ranks.track,
-        here=file.container is None and file.tunnel.kind != "ssh",
-        of_cluster=file.environment,
-    )
+    here = file.container is None and file.tunnel.kind != "ssh"
+    require_trackers(on_ranks.track, here=here)
     plan = _with_gates(plan, gate)
     trains_alone = not evaluated and not plan.store.exists() and plan.card.hf_id is not None
     documents = None if trains_alone else documents_of(plan, source, tokenizer, prepare_jobs)

@@ -1,31 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Send the metrics of each step to trackers, from threads that training never waits for.
+"""Send the metrics of each step to Lightning's loggers, from threads that training never waits for.
 
-A tracker that cannot be reached, or has no key, is left out from then on: the log says so once, and
-`health.jsonl` has a line of the kind `tracker_down`. Metrics of a resumed stage go on in the same
-run of the tracker, whose id is in `trackers.json` of the stage's folder.
+In a trainer a logger is part of the step: without a key it ends the training, and while a server
+does not answer all ranks wait. Here a thread of rank 0 opens, calls and closes each. One that fails
+gets no further metrics: the log says so once, and `health.jsonl` has a line of the kind
+`tracker_down`. A resumed stage continues the tracker's run, whose id is in `trackers.json` of the
+stage's folder.
 """
 
 import json
+import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from custom_modules.metrics.names import tracked
 from data.files.json_object import json_object
 from data.files.whole import write_text
-from recipes.nemo2.tracker_loggers import TrackedLogger, open_logger
 from recipes.spec.finding import Finding, append, begins
 from recipes.spec.passwords import without_passwords
 
-IDS = "trackers.json"
+IDS, LOCK = "trackers.json", threading.Lock()
+PROJECT = "longhaul"
+"""Project or experiment unless the tracker's own variable names one."""
 MOST_WAITING = 1000
 """Steps that a tracker may be behind."""
 SECONDS_TO_FINISH = 20.0
@@ -33,10 +40,45 @@ SECONDS_TO_FINISH = 20.0
 REMEDIES = {
     "wandb": "set WANDB_API_KEY or run `wandb login`; WANDB_MODE=offline needs neither",
     "mlflow": "check MLFLOW_TRACKING_URI; without it runs are written into the stage's folder",
-    "trackio": "check TRACKIO_SPACE_ID; without it runs are written to TRACKIO_DIR on this machine",
-    "otel": "check OTEL_EXPORTER_OTLP_ENDPOINT and the collector there",
     "tensorboard": "check the room and rights of the stage's folder",
 }
+
+
+def open_logger(name: str, folder: Path, run_id: str) -> Logger:
+    """Return the open logger of a stage; `run_id` is that of an earlier attempt, or empty.
+
+    Raises whatever its tracker raises: no network, no key, no server.
+    """
+    run_name = f"{folder.parent.parent.name}/{folder.name}"  # of runs/tiny/stages/NAME
+    if name == "tensorboard":
+        return TensorBoardLogger(save_dir=str(folder), name="tensorboard", version="events")
+    logger: WandbLogger | MLFlowLogger
+    if name == "wandb":
+        import wandb
+
+        offline = os.environ.get("WANDB_MODE", "") in ("offline", "dryrun", "disabled")
+        if not offline and not wandb.api.api_key:
+            raise RuntimeError("no API key is configured")  # it would ask for one on a terminal
+        logger = WandbLogger(
+            name=os.environ.get("WANDB_NAME", run_name),
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            save_dir=os.environ.get("WANDB_DIR", str(folder)), id=run_id or uuid.uuid4().hex[:8],
+        )  # fmt: skip
+    else:
+        # MLflow retries for minutes by default, and the run would end meanwhile.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        # Without a server runs are files, which MLflow 3 asks to confirm.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        logger = MLFlowLogger(
+            experiment_name=os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT),
+            run_name=os.environ.get("MLFLOW_RUN_NAME", run_name),
+            tracking_uri=os.environ.get("MLFLOW_TRACKING_URI"),
+            save_dir=str(folder / "mlruns"), run_id=run_id or None,
+        )  # fmt: skip
+    if not run_id:
+        logger.log_hyperparams({"stage": folder.name, **json_object(folder / "stage.json")})
+    return logger
 
 
 class Trackers(Callback):
@@ -49,23 +91,9 @@ class Trackers(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to open the trackers."""
-        if not trainer.is_global_zero:
-            return
-        ids, config = json_object(self.folder / IDS), json_object(self.folder / "stage.json")
-        config = {"stage": self.folder.name, **config}
-        # A stage of run `runs/tiny` is in `runs/tiny/stages/NAME`.
-        first = int(trainer.global_step) + 1
-        run_name = f"{self.folder.parent.parent.name}/{self.folder.name}"
-        for name in self.names:
-
-            def opening(name: str = name) -> TrackedLogger:
-                return open_logger(
-                    name, trainer, self.folder,
-                    run_id=ids.get(name, ""), run_name=run_name, config=config,
-                )  # fmt: skip
-
-            self.senders.append(_Sender(name, opening, self._opened, self._down, first))
-        self._ids, self._lock = dict(ids), threading.Lock()
+        if trainer.is_global_zero:
+            first = int(trainer.global_step) + 1
+            self.senders = [_Sender(name, self.folder, first) for name in self.names]
         for sender in self.senders:
             sender.start()
 
@@ -73,99 +101,80 @@ class Trackers(Callback):
         """Pass a line on; called by the step log on rank 0."""
         metrics = tracked(line) if self.senders else {}
         for sender in self.senders:
-            sender.send(metrics, int(line["step"]))
+            sender.send((metrics, int(line["step"])))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Pass the validation loss on."""
         loss = trainer.callback_metrics.get("val_loss")
-        if loss is None or not self.senders:
-            return
-        for sender in self.senders:
-            sender.send({"validation_metrics/val_loss": float(loss)}, int(trainer.global_step))
+        for sender in self.senders if loss is not None else ():
+            metrics = {"validation_metrics/val_loss": float(loss)}
+            sender.send((metrics, int(trainer.global_step)))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Close the trackers, and give up those that take too long."""
         end = time.perf_counter() + SECONDS_TO_FINISH
         for sender in self.senders:
-            sender.finish()
+            sender.send(None)
         for sender in self.senders:
-            if not sender.ended(max(0.0, end - time.perf_counter())):
-                _warn(f"{sender.name} has not taken all metrics in time")
+            sender.join(max(0.0, end - time.perf_counter()))
+            if sender.is_alive() and not sender.lost:
+                _warn(f"{sender.tracker} has not taken all metrics in time")
         self.senders = []
 
-    def _opened(self, name: str, run_id: str) -> None:
-        """Note the id of a tracker's run, for the next attempt."""
-        with self._lock:
-            if run_id and self._ids.get(name) != run_id:
-                self._ids[name] = run_id
-                write_text(self.folder / IDS, json.dumps(self._ids) + "\n")
 
-    def _down(self, name: str, step: int, error: BaseException) -> None:
+class _Sender(threading.Thread):
+    """Opens a tracker, logs what is sent to it, and closes it."""
+
+    def __init__(self, tracker: str, folder: Path, step: int) -> None:
+        super().__init__(name=f"tracker {tracker}", daemon=True)
+        self.tracker, self.folder, self.step, self.lost = tracker, folder, step, False
+        self._waiting: queue.Queue[tuple[dict[str, float], int] | None]
+        self._waiting = queue.Queue(MOST_WAITING)
+
+    def send(self, item: tuple[dict[str, float], int] | None) -> None:
+        """Put the numbers of a step, or the end, in the queue; one too far behind is left out."""
+        try:
+            if not self.lost:
+                self._waiting.put_nowait(item)
+        except queue.Full:
+            step = self.step if item is None else item[1]
+            self._lose(step, TimeoutError(f"it is {MOST_WAITING} steps behind"))
+
+    def run(self) -> None:
+        try:
+            run_id = json_object(self.folder / IDS).get(self.tracker, "")
+            logger = open_logger(self.tracker, self.folder, run_id)
+            self._note(str(logger.version))
+            while (item := self._waiting.get()) is not None:
+                metrics, self.step = item
+                logger.log_metrics(metrics, self.step)
+            logger.finalize("success")
+            if isinstance(logger, WandbLogger):
+                logger.experiment.finish()
+        except Exception as error:  # whatever a tracker raises, training continues
+            self._lose(self.step, error)
+
+    def _note(self, run_id: str) -> None:
+        """Note the id of the tracker's run, for the next attempt."""
+        with LOCK:
+            ids = json_object(self.folder / IDS)
+            if ids.get(self.tracker) != run_id:
+                write_text(self.folder / IDS, json.dumps({**ids, self.tracker: run_id}) + "\n")
+
+    def _lose(self, step: int, error: BaseException) -> None:
         """Say once that a tracker is left out from a step on."""
+        if self.lost:
+            return
+        self.lost = True
         words = without_passwords(" ".join(str(error).split()))  # before it is cut
-        cause = f"{type(error).__name__}: {words[:300]}"
-        said = f"{name} does not take metrics from step {step} on; training continues"
-        _warn(f"{said}. {cause}. {REMEDIES[name]}")
-        finding = Finding(
-            kind="tracker_down", step=step, said=said, cause=cause, remedy=REMEDIES[name]
-        )
-        with suppress(OSError), self._lock:  # a full disk ends no training either
+        cause, remedy = f"{type(error).__name__}: {words[:300]}", REMEDIES[self.tracker]
+        said = f"{self.tracker} does not take metrics from step {step} on; training continues"
+        _warn(f"{said}. {cause}. {remedy}")
+        finding = Finding(kind="tracker_down", step=step, said=said, cause=cause, remedy=remedy)
+        with suppress(OSError), LOCK:  # a full disk ends no training either
             append(self.folder, [begins(finding)])
 
 
 def _warn(text: str) -> None:
     """Log a warning; Python's own warnings are turned off on the ranks."""
     rank_zero_info(f"warning: {text}")
-
-
-class _Sender:
-    """A thread that opens a tracker, logs what is sent to it, and closes it."""
-
-    def __init__(
-        self,
-        name: str,
-        opening: Callable[[], TrackedLogger],
-        opened: Callable[[str, str], None],
-        down: Callable[[str, int, BaseException], None],
-        first: int,
-    ) -> None:
-        self.name, self._step = name, first
-        self._opening, self._opened, self._down = opening, opened, down
-        self._waiting: queue.Queue[tuple[dict[str, float], int] | None] = queue.Queue()
-        self._lost = False
-        self._thread = threading.Thread(target=self._run, name=f"tracker {name}", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def send(self, metrics: dict[str, float], step: int) -> None:
-        """Put the numbers of a step in the queue; a tracker too far behind is left out."""
-        if self._lost:
-            return
-        if self._waiting.qsize() >= MOST_WAITING:
-            self._lose(step, TimeoutError(f"it is {MOST_WAITING} steps behind"))
-            return
-        self._waiting.put((metrics, step))
-
-    def finish(self) -> None:
-        self._waiting.put(None)
-
-    def ended(self, seconds: float) -> bool:
-        self._thread.join(seconds)
-        return self._lost or not self._thread.is_alive()
-
-    def _lose(self, step: int, error: BaseException) -> None:
-        if not self._lost:
-            self._lost = True
-            self._down(self.name, step, error)
-
-    def _run(self) -> None:
-        try:
-            tracker = self._opening()
-            self._opened(self.name, tracker.run_id)
-            while (item := self._waiting.get()) is not None:
-                metrics, self._step = item
-                tracker.log(metrics, self._step)
-            tracker.close()
-        except Exception as error:  # whatever a tracker raises, training continues
-            self._lose(self._step, error)

@@ -3,17 +3,14 @@
 
 import json
 import logging
-import sqlite3
 import threading
 import warnings
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from recipes.nemo2 import trackers
-from recipes.nemo2.tracker_loggers import plain
 from recipes.nemo2.trackers import Trackers
 from tests.conditions import until
 
@@ -30,9 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 def train(folder: Path, names: list[str], steps: range) -> None:
     """Run the hooks of a training of some steps."""
-    trainer = SimpleNamespace(
-        is_global_zero=True, loggers=[], callback_metrics={}, global_step=steps.start - 1
-    )
+    trainer = SimpleNamespace(is_global_zero=True, callback_metrics={}, global_step=steps.start - 1)
     callback = Trackers(names, str(folder))
     callback.on_train_start(trainer, None)
     for step in steps:
@@ -100,47 +95,6 @@ def test_a_tracker_without_a_key_is_left_out_and_said_once(folder, monkeypatch, 
     assert "WANDB_API_KEY" in finding["remedy"]
 
 
-def test_a_collector_gets_each_step_and_its_loss_is_noticed(folder, monkeypatch, caplog):
-    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-        ExportMetricsServiceRequest,
-    )
-
-    received: list[ExportMetricsServiceRequest] = []
-
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            import gzip
-
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers.get("Content-Encoding") == "gzip":
-                body = gzip.decompress(body)
-            received.append(ExportMetricsServiceRequest.FromString(body))
-            self.send_response(200 if len(received) < 3 else 400)
-            self.end_headers()
-
-        def log_message(self, *words: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Collector)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    train(folder, ["otel"], range(1, 6))
-    warned(caplog, "otel does not take metrics from step 3 on")
-    server.shutdown()
-    assert len(received) == 3  # none after the one that was refused
-    [resource] = received[1].resource_metrics
-    attributes = {one.key: one.value for one in resource.resource.attributes}
-    assert attributes["longhaul.run"].string_value == "tiny/tiny_512"
-    assert attributes["longhaul.seq_length"].int_value == 512
-    values = {
-        metric.name: metric.gauge.data_points[0].as_double
-        for metric in resource.scope_metrics[0].metrics
-    }
-    assert values["longhaul.step"] == 2
-    assert values["longhaul.mfu_percent"] == pytest.approx(40)
-    assert values["longhaul.loss_by_position.4_up"] == 1
-
-
 def test_tensorboard_has_the_names_of_the_field(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -157,7 +111,7 @@ def test_mlflow_without_a_server_continues_its_run_in_files(folder, monkeypatch)
     for steps in (range(1, 3), range(3, 5)):
         train(folder, ["mlflow"], steps)
     assert findings(folder) == []
-    [metric] = (folder / "mlruns").glob(f"*/{ids(folder)['mlflow']}/metrics/mfu_percent")
+    [metric] = (folder / "mlruns").glob(f"*/{ids(folder)['mlflow']}/metrics/mfu")
     assert [int(line.split()[2]) for line in metric.read_text().splitlines()] == [1, 2, 3, 4]
 
 
@@ -187,23 +141,12 @@ def test_mlflow_s_own_error_has_its_password_masked(folder, monkeypatch, caplog)
     assert not any("pa55word" in text for text in texts)
 
 
-def test_trackio_continues_its_run_in_its_database(folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when it is imported
-    pytest.importorskip("trackio")
-    for steps in (range(1, 3), range(3, 5)):
-        train(folder, ["trackio"], steps)
-    assert findings(folder) == []
-    with sqlite3.connect(tmp_path / "trackio" / "longhaul.db") as database:
-        rows = database.execute("select run_name, step from metrics order by step").fetchall()
-    assert rows == [("tiny/tiny_512", step) for step in (1, 2, 3, 4)]
-
-
-def test_trackio_s_folder_that_takes_no_file_is_said_once(folder, caplog, monkeypatch):
-    utils = pytest.importorskip("trackio.utils")
-    monkeypatch.setattr(utils, "TRACKIO_DIR", Path("/proc/none"))
-    train(folder, ["trackio"], range(1, 4))
-    assert "/proc/none" in warned(caplog, "trackio does not take metrics from step 1 on")
-    assert "TRACKIO_DIR" in findings(folder)[0]["remedy"]
+def test_a_rank_other_than_0_opens_no_tracker(folder):
+    callback = Trackers(["tensorboard"], str(folder))
+    callback.on_train_start(SimpleNamespace(is_global_zero=False, global_step=0), None)
+    callback.on_step_line(None, {"step": 1, **LINE})
+    callback.teardown(None, None, "fit")
+    assert not (folder / "tensorboard").exists()
 
 
 def test_a_tracker_that_lags_behind_does_not_hold_training_up(folder, monkeypatch, caplog):
@@ -215,10 +158,3 @@ def test_a_tracker_that_lags_behind_does_not_hold_training_up(folder, monkeypatc
     warned(caplog, "wandb does not take metrics from step 4 on")
     waits.set()
     assert "3 steps behind" in findings(folder)[0]["cause"]
-
-
-def test_names_have_no_character_that_mlflow_refuses():
-    names = ("memory/max_active(GiB)", "mfu(%)", "loss_by_position/256+", "lr")
-    assert [*map(plain, names)] == [
-        "memory/max_active_GiB", "mfu_percent", "loss_by_position/256_up", "lr",
-    ]  # fmt: skip

@@ -23,7 +23,7 @@ def test_a_line_that_was_cut_does_not_take_the_next_finding_with_it(tmp_path):
 
 
 def test_each_of_two_trackers_that_are_down_is_in_the_record():
-    said = [f"{name} does not take metrics from step 1 on" for name in ("wandb", "otel")]
+    said = [f"{name} does not take metrics from step 1 on" for name in ("wandb", "mlflow")]
     lines = [begins(Finding(kind="tracker_down", step=1, said=one)) for one in said]
     current, past = recorded(lines)
     assert [one.said for one in current] == said
