@@ -3,7 +3,9 @@
 
 from collections.abc import Sequence
 
-GONE: dict[str, str] = {}
+GONE: dict[str, str] = {
+    "ruler convert": "docs/other_suites.md runs HELMET's and MRCR's own code on an export",
+}
 """`word`, `word leaf` or `word --option`, and a sentence that names the replacement."""
 
 

@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from recipes.spec.gate import SuiteThreshold
 from recipes.spec.suites import SuiteRun
-from tests.eval.given_suites.support import TEMPLATE
 from tests.eval.stage_and_export import Models
 from tests.ranks import Ranks, one_rank
 from tests.recipes.hugging_face.support.stages import LENGTH
@@ -23,6 +22,13 @@ pytest.importorskip("lm_eval", reason="lm-evaluation-harness, the extra eval, is
 pytestmark = pytest.mark.slow
 
 TASKS = Path(__file__).parent / "tasks"
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "<|endoftext|>{{ message.role }}\n{{ message.content }}\n"
+    "{% endfor %}{% if add_generation_prompt %}<|endoftext|>assistant\n{% endif %}"
+)
 MADE = 512
 """Tokens of the prompts of RULER's task."""
 LONGEST = MADE + 256
