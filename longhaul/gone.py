@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 GONE: dict[str, str] = {
     "ruler convert": "docs/other_suites.md runs HELMET's and MRCR's own code on an export",
+    "evaluate --backend": "`lm_eval --model vllm` evaluates an export (docs/other_suites.md)",
 }
 """`word`, `word leaf` or `word --option`, and a sentence that names the replacement."""
 
