@@ -116,7 +116,7 @@ lint: $(INSTALLED)  ## format, lint, types, spelling, shell and the rules of the
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/mypy --no-error-summary
 	@$(VENV)/bin/codespell
-	@$(VENV)/bin/shellcheck .ci/run slurm/container/*.sh benchmarks/gpu/rental/*.sh
+	@$(VENV)/bin/shellcheck .ci/run slurm/*.sbatch slurm/container/*.sh benchmarks/gpu/rental/*.sh
 	@$(VENV)/bin/hadolint -c slurm/container/hadolint.yaml slurm/container/Dockerfile
 	@$(PY) -m pytest --quiet tests/house/test_tree.py
 

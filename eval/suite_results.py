@@ -5,7 +5,6 @@
     RUN/eval/suites/<model>/<task>_at_8192.json            a task that makes prompts of a length
     RUN/eval/suites/<model>/<task>_at_8192_limit_10.json   its first 10 samples
     RUN/eval/suites/<model>/<task>_chat.json               in the tokenizer's chat template
-    RUN/eval/suites/<model>/<task>_vllm.json               of an export, by vLLM
 
 A model is a stage, the base model or an export. A file with the same settings is not made again, so
 an interrupted evaluation resumes with the task that it was at. Neither torch nor the harness is
@@ -34,7 +33,7 @@ class SuiteSettings:
         longest: Tokens that the model reads, at most.
         weights_sha256: Of the facts that identify the weights: a checkpoint's marker, or names,
             sizes and times of an export's files.
-        backend: `megatron` for a checkpoint, `hf` or `vllm` for an export.
+        backend: `megatron` for a checkpoint, `hf` for an export; earlier releases had `vllm` too.
     """
 
     task: str
@@ -129,7 +128,6 @@ def result_path(
     few_shot: int | None = None,
     *,
     chat_template: bool = False,
-    backend: str = "",
 ) -> Path:
     """Return the path of a result; all but the model is in the name."""
     name = re.sub(r"[^\w.-]+", "_", task)
@@ -141,8 +139,6 @@ def result_path(
         name += f"_few_shot_{few_shot}"
     if chat_template:
         name += "_chat"
-    if backend == "vllm":
-        name += "_vllm"
     return run / "eval" / "suites" / model / f"{name}.json"
 
 
@@ -184,7 +180,6 @@ def _path(run: Path, model: str, settings: SuiteSettings) -> Path:
         settings.limit,
         settings.few_shot,
         chat_template=bool(settings.chat_template),
-        backend=settings.backend,
     )
 
 

@@ -15,6 +15,8 @@ GONE: dict[str, str] = {
     "documents of a step; `longhaul data inspect --run RUN` shows the stage as it ran",
     "sources": "docs/data.md lists public data sets, each with the `longhaul prepare` line",
     "tokenizers": "`longhaul data tokenizers A B --text PATH` compares tokenizers",
+    "ruler convert": "docs/other_suites.md runs HELMET's and MRCR's own code on an export",
+    "evaluate --backend": "`lm_eval --model vllm` evaluates an export (docs/other_suites.md)",
 }
 """`word`, `word leaf` or `word --option`, and a sentence that names the replacement."""
 

@@ -156,8 +156,7 @@ Profile = Annotated[
     str | None,
     typer.Option(
         metavar="WORDS",
-        help="Profile steps of a stage: 'steps=5:8', and after it ranks=0,1 (or all), shapes, "
-        "stack, or nsys.",
+        help="Profile steps of a stage: 'steps=5:8', and after it ranks=0,1 (or all), nsys.",
     ),
 ]
 DebugComm = Annotated[

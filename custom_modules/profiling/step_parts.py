@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named ranges of the parts of a Megatron-Core training step, for the timeline of a profiler.
 
-    with named_parts(model, optimizer, module, mark=mark, others=EXCHANGE):
+    with named_parts(model, optimizer, module, others=EXCHANGE):
         step()
+    rows, exposed_seconds = part_times(profiler.events())
 
 | range | opened around |
 | --- | --- |
@@ -23,16 +24,20 @@ Methods are replaced on their classes inside the context and restored after it, 
 not profiled runs the same code as ever.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
+from torch.autograd.profiler_util import DeviceType  # type: ignore[attr-defined]  # where events have it from
+from torch.profiler import record_function
 
 LayerPart = Literal["attention", "MLP", "loss"]
 LAYER_PARTS: tuple[LayerPart, ...] = get_args(LayerPart)
@@ -46,27 +51,8 @@ PREFIX = "part: "
 
 Other = tuple[Any, str, str]
 """A module or class, the name of its function, and the name of the range around it."""
-Mark = Callable[[str], AbstractContextManager[Any]]
-"""Returns a range of a name, which is open while the context is."""
-
-
-class TorchRange:
-    """A range in PyTorch's trace and, with `nvtx`, one in that of Nsight Systems."""
-
-    def __init__(self, name: str, *, nvtx: bool = False) -> None:
-        """Name it; it is not open yet."""
-        self._record = torch.profiler.record_function(name)
-        self._name, self._nvtx = name, nvtx
-
-    def __enter__(self) -> None:
-        self._record.__enter__()
-        if self._nvtx:
-            torch.cuda.nvtx.range_push(self._name)
-
-    def __exit__(self, *error: Any) -> None:
-        if self._nvtx:
-            torch.cuda.nvtx.range_pop()
-        self._record.__exit__(*error)
+_CALL = re.compile(r"cu(da)?[A-Z]\w*")
+"""A call of CUDA's runtime or driver, by the name that CUPTI gives it."""
 
 
 @contextmanager
@@ -75,7 +61,6 @@ def named_parts(
     optimizer: Any,
     module: Any = None,
     *,
-    mark: Mark,
     others: Iterable[Other] = (),
 ) -> Iterator[None]:
     """Open a range around each part of the steps inside the context.
@@ -83,19 +68,19 @@ def named_parts(
     `model` has the chunks of this rank, `optimizer` is as `get_megatron_optimizer` returns it,
     `module`, if given, has the `data_step`, and `others` are further functions to name.
     """
-    backwards = _Backwards(mark)
+    backwards = _Backwards()
     with ExitStack() as stack:
 
         def name(owner: Any, method: str, wrap: Callable[[Any], Any]) -> None:
             stack.enter_context(_replaced(owner, method, wrap))
 
-        name(schedules, "forward_step", _within(mark, "forward"))
-        name(schedules, "backward_step", _within(mark, "backward"))
-        name(_definer(type(optimizer), "step"), "step", _within(mark, "optimizer"))
+        name(schedules, "forward_step", _within("forward"))
+        name(schedules, "backward_step", _within("backward"))
+        name(_definer(type(optimizer), "step"), "step", _within("optimizer"))
         if module is not None:
-            name(_definer(type(module), "data_step"), "data_step", _within(mark, "data wait"))
+            name(_definer(type(module), "data_step"), "data_step", _within("data wait"))
         for owner, function, part in others:
-            name(owner, function, _within(mark, part))
+            name(owner, function, _within(part))
         layers: dict[tuple[type, str], LayerPart] = {}
         configs: dict[int, Any] = {}
         for each in (each for chunk in model for each in chunk.modules()):
@@ -110,15 +95,14 @@ def named_parts(
         for (owner, method), of_layer in layers.items():
             name(owner, method, backwards.around(of_layer))
         for config in configs.values():
-            name(config, "finalize_model_grads_func", _within(mark, "gradient reduction"))
+            name(config, "finalize_model_grads_func", _within("gradient reduction"))
         yield
 
 
 class _Backwards:
     """The range of the backward that runs now; one part's ends before another's begins."""
 
-    def __init__(self, mark: Mark) -> None:
-        self._mark = mark
+    def __init__(self) -> None:
         self._open: tuple[object, AbstractContextManager[Any]] | None = None
 
     def around(self, part: LayerPart) -> Callable[[Any], Any]:
@@ -127,7 +111,7 @@ class _Backwards:
             def run(module: Any, *args: Any, **kwargs: Any) -> Any:
                 entered = kwargs.get("hidden_states", args[0] if args else None)
                 again = torch._C._current_graph_task_id() != -1
-                with self._mark(PREFIX + part + (" recompute" if again else "")):
+                with record_function(PREFIX + part + (" recompute" if again else "")):
                     result = forward(module, *args, **kwargs)
                 self._follow(part, entered, result[0] if isinstance(result, tuple) else result)
                 return result
@@ -144,7 +128,7 @@ class _Backwards:
 
         def begin(_: Tensor) -> None:
             self._end()
-            opened = self._mark(f"{PREFIX}{part} backward")
+            opened = record_function(f"{PREFIX}{part} backward")
             opened.__enter__()
             self._open = token, opened
 
@@ -161,11 +145,11 @@ class _Backwards:
             opened.__exit__(None, None, None)
 
 
-def _within(mark: Mark, name: str) -> Callable[[Any], Any]:
+def _within(name: str) -> Callable[[Any], Any]:
     def wrap(function: Any) -> Any:
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            with mark(PREFIX + name):
+            with record_function(PREFIX + name):
                 return function(*args, **kwargs)
 
         return run
@@ -187,3 +171,47 @@ def _replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[Non
         yield
     finally:
         setattr(owner, name, before)
+
+
+def part_times(events: Sequence[Any]) -> tuple[list[dict[str, Any]], float | None]:
+    """Return the parts by their time, and the seconds in which NCCL's kernels ran alone.
+
+    The time of a part is `host_seconds`, while its range was open, and on a GPU `device_seconds`:
+    of the kernels that were launched meanwhile, by any thread, since autograd launches those of a
+    backward from its own. A kernel has the number of the call of CUDA that launched it. Parts lie
+    in each other and kernels overlap, so times do not add up to those of the steps.
+    """
+    host = [each for each in events if each.device_type == DeviceType.CPU]
+    kernels = [
+        each
+        for each in events
+        if each.device_type != DeviceType.CPU and not each.is_user_annotation
+    ]
+    calls = {each.id: each.time_range.start for each in host if _CALL.fullmatch(each.name)}
+    launched = sorted(
+        (calls[each.id], each.time_range.elapsed_us()) for each in kernels if each.id in calls
+    )
+    starts = [start for start, _ in launched]
+    sums = np.cumsum([0.0, *(duration for _, duration in launched)])
+    rows: dict[str, dict[str, Any]] = {}
+    for each in (each for each in host if each.name.startswith(PREFIX)):
+        name = each.name.removeprefix(PREFIX)
+        zero = {"name": name, "calls": 0, "host_seconds": 0.0}
+        row = rows.setdefault(name, zero | ({"device_seconds": 0.0} if kernels else {}))
+        row["calls"] += 1
+        row["host_seconds"] += each.time_range.elapsed_us() / 1e6
+        if kernels:
+            ends = np.searchsorted(starts, [each.time_range.start, each.time_range.end])
+            row["device_seconds"] += float(np.diff(sums[ends])[0]) / 1e6
+    by = "device_seconds" if kernels else "host_seconds"
+    alone = _covered(kernels) - _covered(k for k in kernels if not k.name.startswith("nccl"))
+    return sorted(rows.values(), key=lambda row: -row[by]), alone / 1e6 if kernels else None
+
+
+def _covered(kernels: Iterable[Any]) -> float:
+    """Return the microseconds in which at least one of some kernels ran."""
+    length, reached = 0.0, float("-inf")
+    for start, end in sorted((each.time_range.start, each.time_range.end) for each in kernels):
+        length += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return length

@@ -61,20 +61,12 @@ def recomputing(model: LongContextGPT, *, ends: Collection[int] = ()) -> Generat
 
 
 def would_generate(
-    model: LongContextGPT,
-    prompt_ids: Sequence[int],
-    answer_ids: Sequence[int],
-    *,
-    ends: Collection[int] = (),
+    model: LongContextGPT, prompt_ids: Sequence[int], answer_ids: Sequence[int]
 ) -> bool:
-    """Return whether greedy decoding of the prompt begins with exactly this answer.
-
-    With `ends`, one of these tokens has to follow the answer.
-    """
+    """Return whether greedy decoding of the prompt begins with exactly this answer."""
     ids = [*prompt_ids, *answer_ids]
-    stop = len(ids) if ends else len(ids) - 1
-    said = next_tokens(model, ids, len(prompt_ids) - 1, stop).likeliest.tolist()
-    return said[: len(answer_ids)] == list(answer_ids) and (not ends or said[-1] in ends)
+    said = next_tokens(model, ids, len(prompt_ids) - 1, len(ids) - 1)
+    return bool(said.likeliest.tolist() == list(answer_ids))
 
 
 @torch.no_grad()

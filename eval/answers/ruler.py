@@ -17,10 +17,9 @@ from megatron.core import parallel_state
 from custom_modules.gpt.model import LongContextGPT
 from data.tokenization.tokenizer import load
 from eval import load_model
-from eval.answers.end_tokens import EndTokens, end_tokens
+from eval.answers.end_tokens import end_tokens
 from eval.answers.generation import recomputing, would_generate
 from eval.distributed import parallel_ranks, shared_out
-from eval.ruler.given_metrics import METRICS
 from eval.ruler.length import RulerError
 from eval.ruler.predictions import answered, append, first_samples
 from eval.ruler.samples import Sample
@@ -58,7 +57,7 @@ def answer_by_stage(
         )
         read = Tokens(load(tokenizer))
         ends = end_tokens(read.tokenizer.hugging_face, published_folder(Path(checkpoint)))
-        write_answers(own, by_stage(model, read, ends), Path(out))
+        write_answers(own, by_stage(model, read, ends.of_model), Path(out))
 
 
 def answer_by_export(
@@ -117,27 +116,26 @@ def write_answers(samples: Iterator[Sample], answer: Answer, out: Path) -> None:
             append(out, sample.id, prediction)
 
 
-def by_stage(model: LongContextGPT, tokens: Tokens, others: EndTokens) -> Answer:
+def by_stage(model: LongContextGPT, tokens: Tokens, others: Sequence[int]) -> Answer:
     """Return the answers of a Megatron model.
 
     One forward tells whether the model begins with the field `expected` of a sample. If so, and if
-    it scores 1, it is the answer: what follows cannot lower the score. In a given suite it can, so
-    there the model has to end after it. Otherwise the answer is generated.
+    it scores 1, it is the answer: what follows cannot lower the score. Otherwise the answer is
+    generated.
 
     `others` are tokens that end it besides the tokenizer's end of sequence.
     """
 
+    generate = recomputing(model, ends=[tokens.tokenizer.eod_id, *others])
+
     def answer(sample: Sample) -> str:
         prompt = prompt_ids(tokens, sample)
-        ends = ends_after(sample, tokens, others)
         expected = tokens.continuation(sample.prompt, sample.expected)
         text = text_of(tokens, expected)
-        full = score_of(sample, text) == 1
-        to_end = sample.suite in METRICS
-        fits = len(expected) + to_end <= sample.max_new_tokens
-        if full and fits and would_generate(model, prompt, expected, ends=ends if to_end else ()):
+        full = score_of(sample, text) == 1 and len(expected) <= sample.max_new_tokens
+        if full and would_generate(model, prompt, expected):
             return text
-        return text_of(tokens, recomputing(model, ends=ends)(prompt, sample.max_new_tokens))
+        return text_of(tokens, generate(prompt, sample.max_new_tokens))
 
     return answer
 
@@ -148,19 +146,14 @@ def by_export(folder: Path, device: str) -> Answer:
     No code of the folder runs, and only its safetensors are read.
     """
     tokens = Tokens(load(str(folder)))
-    others = end_tokens(tokens.tokenizer.hugging_face, folder)
+    others = end_tokens(tokens.tokenizer.hugging_face, folder).of_model
+    ends = [tokens.tokenizer.eod_id, *others]
     generate = cached(folder, device)
 
     def answer(sample: Sample) -> str:
-        ends = ends_after(sample, tokens, others)
         return text_of(tokens, generate(prompt_ids(tokens, sample), sample.max_new_tokens, ends))
 
     return answer
-
-
-def ends_after(sample: Sample, tokens: Tokens, others: EndTokens) -> list[int]:
-    """Return the tokens that end the answer to a sample, the tokenizer's end of sequence first."""
-    return [tokens.tokenizer.eod_id, *others.after(by_template=sample.by_template)]
 
 
 def cached(folder: Path, device: str) -> Callable[[Sequence[int], int, list[int]], list[int]]:
@@ -198,7 +191,7 @@ def cached(folder: Path, device: str) -> Callable[[Sequence[int], int, list[int]
 
 def prompt_ids(tokens: Tokens, sample: Sample) -> list[int]:
     """Return the ids of a sample's prompt; raise RulerError if they are not as many as it says."""
-    ids = tokens.prompt(sample.prompt, by_template=sample.by_template)
+    ids = tokens.prompt(sample.prompt)
     if len(ids) != sample.prompt_tokens:
         raise RulerError(
             f"the prompt of sample {sample.id} has {len(ids):,} tokens here and "

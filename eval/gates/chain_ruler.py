@@ -84,7 +84,7 @@ def run_ruler(
             out = place / f"{parallel_state.get_data_parallel_rank()}.jsonl"
             read = Tokens(load(tokenizer))
             ends = end_tokens(read.tokenizer.hugging_face, published_folder(checkpoint))
-            answer = by_stage(model, read, ends)
+            answer = by_stage(model, read, ends.of_model)
             write_answers(own_samples(paths, left, limit), answer, out)
         if first:
             _wait(place, set(asked.lengths))
@@ -95,7 +95,7 @@ def run_ruler(
             model=stage, scores=scores, provenance=about, tokenizer_sha256=asked.tokenizer, **facts
         )
         if not _has(folder, stage, scores, facts) and (lost := write_result(folder, result)):
-            path = result_path(folder, stage, scores.suite)
+            path = result_path(folder, stage)
             log.warning("%s: earlier scores of %s are replaced", path, ", ".join(lost))
         pass_scores(folder, stage, least, scores)
 
@@ -151,7 +151,7 @@ def have_passed(
 def _has(run: Path, stage: str, scores: Scores, facts: Mapping[str, Any]) -> bool:
     """Whether the run has these scores of a stage, or scores of more samples."""
     try:
-        kept = result_at(result_path(run, stage, scores.suite))
+        kept = result_at(result_path(run, stage))
     except BrokenResultError:
         return False
     return covers(kept, scores, facts["weights_sha256"], facts["precision"])

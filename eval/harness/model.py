@@ -9,7 +9,7 @@ together; data-parallel ranks share out the requests, and each rank returns all 
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +29,6 @@ from megatron.core import parallel_state
 
 from custom_modules.gpt.model import LongContextGPT
 from eval.answers.generation import next_tokens
-from eval.harness.chat import rendered
 
 GENERATED = 256
 """Tokens that are generated, at most, for a task that states no number; the harness's default."""
@@ -50,17 +49,6 @@ class RefusesOverlong(TemplateLM):
     """Tokens of the longest request so far."""
     other_ends: tuple[int, ...] = ()
     """Tokens that end a generation, besides the end of a text."""
-
-    def apply_chat_template(
-        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
-    ) -> str:
-        """Return the text of a conversation in the tokenizer's chat template."""
-        return rendered(self.tokenizer, chat_history, begin_reply=add_generation_prompt)
-
-    @property
-    def tokenizer_name(self) -> str:
-        """The name that the harness gives to the tokenizer."""
-        return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = True
@@ -102,6 +90,10 @@ class RefusesOverlong(TemplateLM):
 
 class Megatron(RefusesOverlong):
     """A Megatron model, loaded by every rank under the current parallel state."""
+
+    chat_template_args: Mapping[str, Any] = {}
+    apply_chat_template = HFLM.apply_chat_template
+    tokenizer_name = HFLM.tokenizer_name
 
     def __init__(self, model: LongContextGPT, tokenizer: Any, *, longest: int) -> None:
         """Take a loaded model, its Hugging Face tokenizer and the most tokens of a request."""

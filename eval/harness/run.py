@@ -8,7 +8,7 @@ prompts, is one call of the harness and one result file (`eval.suite_results`).
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from eval import load_model
 from eval.answers.end_tokens import end_tokens
 from eval.distributed import parallel_ranks
 from eval.evaluate import Subject, subjects
-from eval.harness.chat import template_sha256, tokenizer_in
 from eval.harness.guards import without_code_of_others
 from eval.harness.model import Export, Megatron, RefusesOverlong
 from eval.harness.tasks import (
@@ -29,8 +28,9 @@ from eval.harness.tasks import (
     find,
     harness_version,
     require_few_shot,
+    template_sha256,
+    tokenizer_in,
 )
-from eval.harness.vllm import only_rank, served
 from eval.suite_results import (
     Metric,
     SuiteResult,
@@ -73,8 +73,6 @@ class Evaluated:
     model: Callable[[int], RefusesOverlong]
     published: Path | None = None
     """Folder with the model's generation_config.json."""
-    most: int | None = None
-    """Tokens that its engine reads at most; None if it reads any number."""
 
 
 def evaluate_stages(
@@ -117,20 +115,11 @@ def evaluate_export(
     device: str = "cpu",
     few_shot: int | None = None,
     chat_template: bool = False,
-    backend: str = "hf",
-    tensor_parallel: int = 1,
 ) -> None:
-    """Write the results of an export, a Hugging Face folder, through a type of the harness.
-
-    `tensor_parallel` is that of vLLM's engine; the type `hf` has one process.
-    """
-    by_vllm = backend == "vllm"
-    with only_rank() if by_vllm else parallel_ranks(1, 1, device):
-        model = (
-            of_served(Path(export), tensor_parallel) if by_vllm else of_export(Path(export), device)
-        )
+    """Write the results of an export, a Hugging Face folder, through the harness's type `hf`."""
+    with parallel_ranks(1, 1, device):
         asked = _suite(suites, lengths, limit, include, few_shot, chat_template)
-        evaluate_models(Path(run), [model], asked)
+        evaluate_models(Path(run), [of_export(Path(export), device)], asked)
 
 
 def evaluate_models(run: Path, models: Sequence[Evaluated], asked: Suite) -> None:
@@ -168,7 +157,7 @@ def tasks_left(
                 task_sha256=task.digest,
                 length=length,
                 limit=asked.limit,
-                longest=_longest(model, longest),
+                longest=max(model.context, longest),
                 weights_sha256=model.digest,
                 tokenizer_sha256=fingerprint,
                 backend=model.backend,
@@ -179,11 +168,6 @@ def tasks_left(
                 other_end_tokens=ends.after(by_template=asked.chat_template),
             )
             yield task, settings
-
-
-def _longest(model: Evaluated, asked: int) -> int:
-    """Return the tokens that a model is made to read for requests of at most `asked`."""
-    return max(model.context, asked) if model.most is None else min(model.most, asked)
 
 
 def evaluated(
@@ -298,17 +282,6 @@ def of_export(folder: Path, device: str) -> Evaluated:
         precision="bf16" if device == "cuda" else "fp32",
         model=lambda longest: Export(folder, longest=longest, device=device),
         published=folder,
-    )
-
-
-def of_served(folder: Path, tensor_parallel: int) -> Evaluated:
-    """Return an export in an engine of vLLM as a model to evaluate."""
-    model = of_export(folder, "cuda")
-    return replace(
-        model,
-        backend="vllm",
-        most=model.context,
-        model=lambda longest: served(folder, longest=longest, tensor_parallel=tensor_parallel),
     )
 
 

@@ -17,26 +17,22 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eval.harness import scrolls
 from eval.harness.guards import METRIC, no_more_samples_than, without_code_of_others
-from eval.harness.ruler_lengths import SEARCHED, SmallLengthError, require_length
-from eval.harness.yaml_files import require_yaml
 from eval.suite_results import Group
 from recipes.spec.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 LENGTHS = "max_seq_lengths"
 """Metadata by which a task that makes its prompts is told their lengths."""
 PREFIX_ROOM = 256
 """Tokens that a prompt may exceed its length by: RULER does not count the beginning of the answer,
 which it adds to the prompt, nor the spaces that the tokenizer sees there."""
-BABILONG_LENGTHS = tuple(1024 * 2**power for power in range(8))
-"""Lengths of the parts 1k to 128k of RMT-team/babilong-1k-samples, which qa1 to qa5 have. The other
-tasks have the part 0k alone: their facts without other text."""
-BABILONG_LONG = ("qa1", "qa2", "qa3", "qa4", "qa5")
 SEED, NUMPY_SEED = 0, 1234  # the harness's own
 INSTALL = "pip install -e '.[eval]'"
 
@@ -50,8 +46,6 @@ class SuiteTask:
     digest: str
     makes_prompts: bool
     """Whether it makes prompts of a length that it is told."""
-    stored_by_length: bool = False
-    """Whether the prompts of each length are a part of its data set, which has to be there."""
 
 
 class UnknownTaskError(ValueError):
@@ -72,6 +66,34 @@ def harness_version() -> str:
     return importlib.metadata.version("lm_eval")
 
 
+@functools.cache
+def tokenizer_in(folder: Path) -> "PreTrainedTokenizerBase":
+    """Return the tokenizer in a folder; runs no code of the folder."""
+    from transformers import AutoTokenizer
+
+    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        folder, trust_remote_code=False, local_files_only=True
+    )
+    return found
+
+
+def template_sha256(folder: Path) -> str:
+    """Return the SHA-256 of the chat template of the tokenizer in a folder.
+
+    Raises:
+        ValueError: if it has none, or several and none is the default.
+    """
+    try:
+        template = tokenizer_in(folder).get_chat_template()
+    except ValueError:
+        raise ValueError(
+            f"--chat-template: the tokenizer in {folder} has no chat template (no "
+            "chat_template.jinja, and no chat_template in tokenizer_config.json, or several without"
+            " a default); evaluate a base model without --chat-template"
+        ) from None
+    return hashlib.sha256(template.encode()).hexdigest()
+
+
 def find(names: Sequence[str], include: Path | None) -> tuple[list[SuiteTask], list[Group], Any]:
     """Return the tasks of names, the groups among them, and the harness's manager of both.
 
@@ -82,12 +104,9 @@ def find(names: Sequence[str], include: Path | None) -> tuple[list[SuiteTask], l
     if include is not None and not include.is_dir():
         raise ValueError(f"--include-path {include} is not a folder")
     folder = None if include is None else str(include.resolve())
-    if include is not None:
-        require_yaml(include)
     manager = TaskManager(include_path=folder, include_defaults=False)
     if include is not None and not manager.all_tasks:
         raise ValueError(f"--include-path: {include} has no YAML file of a task")
-    names = _in_full(names, manager.task_index)
     if not all(name in manager.task_index for name in names):
         manager = TaskManager(include_path=folder)
         return *_found(names, manager), manager
@@ -96,16 +115,6 @@ def find(names: Sequence[str], include: Path | None) -> tuple[list[SuiteTask], l
     except UnknownTaskError:  # a group of the folder may list tasks of the harness
         manager = TaskManager(include_path=folder)
         return *_found(names, manager), manager
-
-
-def _in_full(names: Sequence[str], index: Any) -> list[str]:
-    """Return names with those of its tasks for `scrolls`, unless the user's folder has the name."""
-    own = scrolls.NAME in index
-    return [
-        task
-        for name in names
-        for task in (scrolls.TASKS if name == scrolls.NAME and not own else (name,))
-    ]
 
 
 def require_few_shot(tasks: Sequence[SuiteTask], count: int | None) -> None:
@@ -247,8 +256,7 @@ def _task(config: dict[str, Any]) -> SuiteTask:
             "machine; this command never does"
         )
     _require_text(name, config)
-    made = _makes_prompts(config)
-    return SuiteTask(name, config, _digest(config), made, made and _of_babilong(config))
+    return SuiteTask(name, config, _digest(config), _makes_prompts(config))
 
 
 def _require_text(name: str, config: Mapping[str, Any]) -> None:
@@ -260,11 +268,11 @@ def _require_text(name: str, config: Mapping[str, Any]) -> None:
 
 
 def _makes_prompts(config: dict[str, Any]) -> bool:
-    if _of_babilong(config) and config.get("test_split") not in BABILONG_LONG:
-        return False
+    """Return whether a task makes prompts of a length; BABILong's are parts of its data set."""
     made = config.get("custom_dataset")
     module = inspect.getmodule(made) if callable(made) else None
-    return module is not None and LENGTHS in inspect.getsource(module)
+    named = LENGTHS in inspect.getsource(module) if module is not None else False
+    return named and not config.get("dataset_path")
 
 
 def _digest(config: dict[str, Any]) -> str:
@@ -325,25 +333,21 @@ def built(
     metadata = config.get("metadata") or {}
     config["metadata"] = {**metadata, "tokenizer": str(tokenizer)}
     if length is not None:
-        config["metadata"][LENGTHS] = _lengths_told(config, length)
+        config["metadata"][LENGTHS] = [length]
     where = config.get("dataset_path") or "its own function"
     refused: list[str] = []
     try:
-        with without_code_of_others(refused), scrolls.own_metrics(config):
-            if length is not None:
-                require_length(task.name, config, tokenizer, length)
+        with without_code_of_others(refused):
             random.seed(SEED)
             np.random.seed(NUMPY_SEED)
             with no_more_samples_than(config, limit):
                 (loaded,) = manager.load([config])["tasks"].values()
             count = len(loaded.eval_docs)
-    except SmallLengthError:
-        raise
     except (IndexError, StopIteration):  # the harness and `datasets` take the first one
         count = 0
     except Exception as error:  # a task is code of others
         if not refused:
-            raise ValueError(_missing(task.name, str(where), error, length)) from error
+            raise ValueError(_missing(task.name, str(where), error)) from error
     if refused:
         raise ValueError(
             f"task {task.name} cannot be run: {METRIC} {refused[0]}, and this command never runs "
@@ -355,37 +359,12 @@ def built(
     return loaded
 
 
-def _lengths_told(config: Mapping[str, Any], length: int) -> list[int] | str:
-    """Return a length as a task takes it: BABILong's is the name of a part of its data set."""
-    if not _of_babilong(config):
-        return [length]
-    if length not in BABILONG_LENGTHS:
-        named = ", ".join(f"{each // 1024}K" for each in BABILONG_LENGTHS)
-        raise ValueError(
-            f"task {config['task']} has prompts of {named} tokens, not of {length:,}; name those "
-            "in --suite-lengths"
-        )
-    return f"{length // 1024}k"
-
-
-def _of_babilong(config: Mapping[str, Any]) -> bool:
-    return str(config.get("dataset_path")).startswith("RMT-team/babilong")
-
-
-def _missing(name: str, where: str, error: Exception, length: int | None) -> str:
+def _missing(name: str, where: str, error: Exception) -> str:
     from datasets import config
 
     reason = " ".join(str(error).split()) or type(error).__name__
-    if length is not None and SEARCHED in reason:
-        return (
-            f"task {name} cannot be made at {length:,} tokens ({reason}); give a greater length in "
-            "--suite-lengths"
-        )
-    if "trust_remote_code" in reason or "scripts are no longer supported" in reason:
-        return (
-            f"task {name} needs code of its data set {where}, which this command never runs "
-            f"({reason})"
-        )
+    if any(each in reason for each in ("trust_remote_code", "scripts are no longer", METRIC)):
+        return f"task {name} ({where}) needs code of others, which is never run here ({reason})"
     return (
         f"the data of task {name} ({where}) cannot be loaded: {reason}; ranks do not download: run "
         "the command once with network access to fill the cache, copy a filled cache to "

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores of a model in a run folder, as `longhaul ruler score --run` writes them.
 
-    RUN/eval/ruler/<model>.json            RULER's tasks, of its own text or of ours
-    RUN/eval/ruler/<model>.<suite>.json    a given suite: mrcr, graphwalks
+    RUN/eval/ruler/<model>.json
 
 A model is a stage, or a base model (`eval.base_model`). Later scores of the same model replace a
 file. Two scores can be compared if they are of the same samples (`samples_of`).
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eval.provenance import Provenance
-from eval.ruler.given_metrics import METRICS
 from eval.ruler.scoring import THRESHOLD, Score, Scores
 from eval.run_folder import BrokenResultError, write_json
 from recipes.spec.schema import decode
@@ -73,15 +71,14 @@ def samples_of(score: Score) -> Samples:
     return tuple(each.sha256 for each in score.files), score.samples
 
 
-def result_path(run: Path, model: str, suite: str) -> Path:
+def result_path(run: Path, model: str) -> Path:
     """Return the path of the scores of a model."""
-    name = f"{model}.{suite}" if suite in METRICS else model
-    return run / "eval" / FOLDER / f"{name}.json"
+    return run / "eval" / FOLDER / f"{model}.json"
 
 
 def write_result(run: Path, result: RulerResult) -> list[str]:
     """Write the scores of a model; return the tasks and lengths of replaced ones that it lacks."""
-    path = result_path(run, result.model, result.scores.suite)
+    path = result_path(run, result.model)
     try:
         before = result_at(path)
     except BrokenResultError:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from data.files.sha256 import sha256_of
 from data.files.whole import replacing, write_text
@@ -55,8 +55,8 @@ class Sample:
     outputs: tuple[str, ...]
     expected: str
     """The whole answer as a continuation; to produce it exactly is to answer in full."""
-    by_template: bool = False
-    """Whether a chat template wrote the prompt, so that its special tokens are read as such."""
+    by_template: Literal[False] = False
+    """A field of format 2: no chat template writes these prompts."""
 
     @property
     def prompt(self) -> str:
@@ -90,12 +90,7 @@ class SampleFile:
 
 def suite_folder(out: Path, sources: Sources, tokens: Tokens) -> Path:
     """Return the folder of RULER's files for a tokenizer."""
-    return folder_of(out, sources.suite, tokens)
-
-
-def folder_of(out: Path, suite: str, tokens: Tokens) -> Path:
-    """Return the folder of a suite's files for a tokenizer."""
-    return out / f"{suite}-{tokens.tokenizer.sha256[:12]}"
+    return out / f"{sources.suite}-{tokens.tokenizer.sha256[:12]}"
 
 
 def make(

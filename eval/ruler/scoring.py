@@ -6,8 +6,6 @@
 
     score = 100 * mean over samples        (NVIDIA/RULER, `scripts/eval/synthetic/constants.py`)
 
-Samples of a given suite are scored by its own metric (`eval.ruler.given_metrics`).
-
 Where every sample is 0 or 1 the interval of 95% is Wilson's, and the error that of a binomial; if
 all are 0, or all 1, it is taken from the interval, since a few equal samples do not make it 0. Else
 error and interval are those of a mean (`eval.uncertainty`). The average of a length is over tasks;
@@ -23,7 +21,6 @@ from pathlib import Path
 
 from data.files.sha256 import sha256_of
 from eval.ruler.forms import Metric
-from eval.ruler.given_metrics import METRICS, well_formed
 from eval.ruler.length import RulerError
 from eval.ruler.samples import (
     Sample,
@@ -68,7 +65,7 @@ class Score:
     high: float
     """Ends of an interval of 95%."""
     metric: str = ""
-    """RULER's `all` or `part`, or the suite whose own metric it is."""
+    """RULER's `all` or `part`."""
     files: tuple[ScoredFile, ...] = ()
     """Those whose first samples were scored, or all of them; in the order of their names."""
 
@@ -106,22 +103,13 @@ def sample_score(metric: Metric, prediction: str, outputs: Sequence[str]) -> flo
 
 
 def is_known(sample: Sample) -> bool:
-    """Return whether a sample is of a suite and task that can be scored."""
-    if sample.suite in METRICS:
-        return well_formed(sample.suite, sample.outputs)
+    """Return whether a sample is of one of RULER's tasks."""
     return sample.task in TASKS and bool(sample.outputs)
 
 
 def score_of(sample: Sample, prediction: str) -> float:
-    """Return the score of a prediction by the metric of the sample's suite, 0 to 1."""
-    if sample.suite in METRICS:
-        return METRICS[sample.suite](prediction, sample.outputs)
+    """Return the score of a prediction by the metric of the sample's task, 0 to 1."""
     return sample_score(TASKS[sample.task].form.metric, prediction, sample.outputs)
-
-
-def metric_of(suite: str, task: str) -> str:
-    """Return the name of the metric of a suite's task."""
-    return suite if suite in METRICS else TASKS[task].form.metric
 
 
 def task_score(task: str, length: int, scores: Sequence[float]) -> Score:
@@ -228,7 +216,7 @@ def score(
     rows = [
         replace(
             task_score(*key, list(scores.values())),
-            metric=metric_of(suite, key[0]),
+            metric=TASKS[key[0]].form.metric,
             files=tuple(sorted(sums[key], key=lambda each: (each.file, each.sha256))),
         )
         for key, scores in of_file.items()
@@ -244,9 +232,7 @@ def _scores(suite: str, rows: Sequence[Score]) -> Scores:
     averages = [average(at, [row for row in rows if row.length == at]) for at in lengths]
     short = [one for one in averages if one.tasks < len(TASKS)]
     why = ""
-    if suite in METRICS:
-        why = "it is defined for RULER's tasks"
-    elif short:
+    if short:
         why = f"{short[0].length:,} tokens has {short[0].tasks} of the {len(TASKS)} tasks"
     return Scores(
         suite=suite,

@@ -2,8 +2,7 @@
 """Tokens of prompts and of parts of them, by the model's own tokenizer.
 
 A prompt is encoded as a document is: text never becomes a special token. The special tokens that
-the tokenizer puts before a text (a beginning of sequence) are part of a prompt and are counted. A
-prompt that a chat template wrote is encoded as the template means it, special tokens included.
+the tokenizer puts before a text (a beginning of sequence) are part of a prompt and are counted.
 """
 
 from collections.abc import Sequence
@@ -39,18 +38,8 @@ class Tokens:
         """Return the tokens of one part."""
         return self.of_parts([part])[0]
 
-    def prompt(self, text: str, *, by_template: bool = False) -> list[int]:
-        """Return the token ids of a prompt.
-
-        Args:
-            by_template: whether a chat template wrote it. Then its special tokens are read as such,
-                and none is put before it.
-        """
-        if by_template:
-            encoded = self.tokenizer.hugging_face(
-                text, add_special_tokens=False, truncation=False, verbose=False
-            )
-            return [int(token) for token in encoded["input_ids"]]
+    def prompt(self, text: str) -> list[int]:
+        """Return the token ids of a prompt."""
         return [*self.first, *self._encoded(text)]
 
     def continuation(self, prompt: str, answer: str) -> list[int]:

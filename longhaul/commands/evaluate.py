@@ -122,9 +122,6 @@ def evaluate(
         Path | None,
         typer.Option(help="With --suite: a Hugging Face folder to evaluate, not the stages."),
     ] = None,
-    backend: Annotated[
-        str, typer.Option(help="With --export: hf (transformers), or vllm on GPUs, with --tp.")
-    ] = "hf",
     ranks: Ranks = 2,
     tensor_parallel: TensorParallel = 1,
     context_parallel: ContextParallel = 1,
@@ -148,20 +145,10 @@ def evaluate(
             context_gain=context_gain,
             pp=pipeline_parallel != 1,
         )
-        if backend not in ("hf", "vllm"):
-            raise ValueError(f"--backend is {backend!r}; expected hf or vllm")
         if export is not None:
-            by_hf = backend == "hf"
-            _require_defaults("--export", stage=stage, base=base, tp=by_hf and tensor_parallel != 1,
+            _require_defaults("--export", stage=stage, base=base, tp=tensor_parallel != 1,
                               cp=context_parallel != 1, store=store,
                               ranks=ranks != 2)  # fmt: skip
-            if not by_hf and device == "cpu":
-                raise ValueError("--backend vllm needs a GPU; leave out --device cpu")
-        elif backend != "hf":
-            raise ValueError(
-                "--backend has an effect only with --export DIR, since Megatron evaluates "
-                "checkpoints; add it"
-            )
         evaluate_suites(
             run,
             SuiteOptions(
@@ -170,7 +157,6 @@ def evaluate(
                 limit=limit,
                 few_shot=few_shot,
                 chat_template=chat_template,
-                backend=backend,
                 include=include_path,
                 export=export,
                 stages=stage or [],
@@ -192,7 +178,6 @@ def evaluate(
         ("--chat-template", chat_template),
         ("--include-path", include_path),
         ("--export", export),
-        ("--backend", backend != "hf"),
     ):
         if value:
             raise ValueError(f"{option} has an effect only with --suite NAME; add it")

@@ -14,7 +14,7 @@ from data.files.writable import require_file, require_folder
 from longhaul.defaults import default, planned_cluster, run_of, store_of
 from longhaul.jobs import ladder_run
 from longhaul.jobs.on_ranks import OnRanks
-from longhaul.jobs.profile_request import MOVING, require_profile_of
+from longhaul.jobs.profile import MOVING, require_profile_of
 from longhaul.options import (
     WRITTEN_WHEN_STARTED,
     Account,

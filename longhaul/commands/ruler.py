@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul ruler`: make RULER's samples, answer them with a checkpoint, and score the answers.
-
-Published samples of other suites are converted to the same files (`ruler_convert`).
-"""
+"""`longhaul ruler`: make RULER's samples, answer them with a checkpoint, and score the answers."""
 
 import sys
 from pathlib import Path
@@ -10,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longhaul.commands.ruler_convert import convert
 from longhaul.commands.ruler_predict import predict
 from longhaul.options import K_IS, Json, length_of, print_json
 from longhaul.terminal.messages import next_command, note
@@ -26,7 +22,6 @@ app = typer.Typer(
     help="Make RULER's samples at any length for a tokenizer, answer and score them.",
     no_args_is_help=True,
 )
-app.command()(convert)
 app.command()(predict)
 SAMPLES = 500
 SHOWN = 3
@@ -205,7 +200,7 @@ def _write(run: Path, scores: "Scores", of: "Answered") -> Path:
     from longhaul.run_folder.ruler_results import result
 
     lost = write_result(run, result(scores, of))
-    path = result_path(run, of.model, scores.suite)
+    path = result_path(run, of.model)
     if lost:
         more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
         note(

@@ -253,7 +253,7 @@ def _facts(
     weights: Path, digest: str, device: str, asked: "Questions", ends: "EndTokens"
 ) -> dict[str, Any]:
     """Return what a file of predictions records; `digest` changes with the weights."""
-    others = ends.after(by_template=True)
+    others = ends.of_model
     return {
         "weights": str(weights.resolve()),
         "weights_sha256": digest,

@@ -39,7 +39,6 @@ class SuiteOptions:
     as_json: bool
     few_shot: int | None = None
     chat_template: bool = False
-    backend: str = "hf"
 
 
 def evaluate_suites(run: Path, given: SuiteOptions) -> None:
@@ -61,10 +60,6 @@ def evaluate_suites(run: Path, given: SuiteOptions) -> None:
     if not all(suites):
         raise ValueError(f"--suite is {given.suite!r}; expected names of tasks such as a,b")
     require_harness()
-    if given.backend == "vllm":
-        from eval.harness.vllm import require_vllm
-
-        require_vllm(given.tp)
     require_folder(run / "eval", "the results' folder")
     require_unused(run / "eval")
     records = [read_stage(run, name) for name in names]
@@ -83,13 +78,12 @@ def evaluate_suites(run: Path, given: SuiteOptions) -> None:
         else:
             job, models, tokenizer, lengths = _export(run, names, given, suites, tasks, lengths)
         if given.chat_template:
-            from eval.harness.chat import template_sha256
+            from eval.harness.tasks import template_sha256
 
             template_sha256(tokenizer)
         for task in tasks:
-            read = lengths if task.stored_by_length else lengths[:1]
-            for length in read if task.makes_prompts else (None,):
-                built(task, manager, tokenizer=tokenizer, length=length, limit=1)
+            length = lengths[0] if task.makes_prompts else None
+            built(task, manager, tokenizer=tokenizer, length=length, limit=1)
     paths = {
         f"{model} {task.name}" + (f" at {length:,}" if length else ""): result_path(
             run,
@@ -99,7 +93,6 @@ def evaluate_suites(run: Path, given: SuiteOptions) -> None:
             given.limit,
             given.few_shot,
             chat_template=given.chat_template,
-            backend=given.backend,
         )
         for model in models
         for task in tasks
@@ -207,8 +200,7 @@ def _export(
     lengths: list[int],
 ) -> tuple[Any, list[str], Path, list[int]]:
     """Return the job, the name of the export, its tokenizer and the lengths of prompts."""
-    from eval.harness.run import of_export, of_served
-    from eval.harness.tasks import PREFIX_ROOM
+    from eval.harness.run import of_export
     from longhaul.jobs.evaluation import recipe_of
     from longhaul.jobs.suites import export_job
     from recipes.hugging_face.checksums import unverified
@@ -216,9 +208,8 @@ def _export(
 
     folder = given.export
     assert folder is not None
-    by_vllm = given.backend == "vllm"
-    device = "cuda" if by_vllm else given.device or device_of(recipe_of(run, names[0]))
-    model = of_served(folder, given.tp) if by_vllm else of_export(folder, device)
+    device = given.device or device_of(recipe_of(run, names[0]))
+    model = of_export(folder, device)
     if why := unverified(folder, verify=given.verify):
         note(f"note: {why}")
     if model.name in names:
@@ -227,22 +218,12 @@ def _export(
             "other; rename the folder"
         )
     if any(task.makes_prompts for task in tasks):
-        # vLLM has no room beyond the context, in which the beginning of an answer has to fit too.
-        most = model.context - (PREFIX_ROOM if by_vllm else 0)
         if not given.lengths:
-            lengths = [length for length in lengths if length <= most] or [most]
-        if max(lengths) > most:
-            less = f", of which {PREFIX_ROOM} are for the beginning of an answer" if by_vllm else ""
+            lengths = [length for length in lengths if length <= model.context] or [model.context]
+        if max(lengths) > model.context:
             raise ValueError(
-                f"--suite-lengths: {folder} reads {model.context:,} tokens by its config.json"
-                f"{less}, fewer than {max(lengths):,}; give at most "
-                f"{most:,}"
+                f"--suite-lengths: {folder} reads {model.context:,} tokens by its config.json, "
+                f"fewer than {max(lengths):,}; give at most {model.context:,}"
             )
-    job = export_job(
-        run,
-        folder,
-        backend=given.backend,
-        tensor_parallel=given.tp,
-        **_asked(suites, lengths, given, device),
-    )
+    job = export_job(run, folder, **_asked(suites, lengths, given, device))
     return job, [model.name], folder, lengths

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from longhaul.health.alert import require_alert
 from longhaul.jobs.evaluated_training import Interval, describe, with_evaluations
-from longhaul.jobs.profile_request import ProfileRequest, nsys_command, require_profile
+from longhaul.jobs.profile import ProfileRequest, require_profile
 
 if TYPE_CHECKING:
     from recipes.resolved.stage import ResolvedStage
@@ -48,8 +48,6 @@ class OnRanks:
             *describe(stages, self.evaluate_every),
             *require_profile(stages, self.profile, submitted=submitted),
         ]
-        if of_nsys := nsys_command(self.profile):
-            notes.append(f"nsys records it where it starts the ranks: {of_nsys}")
         if self.debug_comm:
             notes += [_debugged(stage) for stage in stages if not stage.is_done]
         return notes

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import nemo_run
 
 from longhaul.jobs.evaluated_training import add_evaluations
-from longhaul.jobs.profiled_training import add_profile
+from longhaul.jobs.profile import add_profile
 from slurm import entrypoint
 from slurm.preflight.requirements import Expected
 from slurm.preflight.run import SECONDS

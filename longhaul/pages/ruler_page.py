@@ -17,13 +17,8 @@ EXPENDABLE = ("unit", "seconds", "of the budget")
 """Columns that a narrow terminal leaves out, in this order."""
 
 
-def show_files(
-    suite: str,
-    rows: Sequence[SampleFile],
-    found: Sequence[bool],
-    not_shown: Sequence[str] = (),
-) -> None:
-    """Print the files; `found` says which were there already, `not_shown` names columns."""
+def show_files(suite: str, rows: Sequence[SampleFile], found: Sequence[bool]) -> None:
+    """Print the files; `found` says which were there already."""
     cells = {
         "length": [length_shown(row.length) for row in rows],
         "samples": [f"{row.samples:,}" for row in rows],
@@ -41,8 +36,7 @@ def show_files(
     def table(without: Sequence[str]) -> Table:
         made = Table(title=f"Samples of {suite}", box=box.ASCII2)
         made.add_column("task", no_wrap=True)
-        hidden = {*without, *not_shown}
-        shown = {title: column for title, column in cells.items() if title not in hidden}
+        shown = {title: column for title, column in cells.items() if title not in without}
         for title in shown:
             made.add_column(title, justify="left" if title == "unit" else "right", no_wrap=True)
         for at, row in enumerate(rows):

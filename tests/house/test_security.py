@@ -30,7 +30,6 @@ UNSAFE = ("load_from_checkpoint", "load_context", "unpack_archive", "extractall"
 WHOLE_ENVIRONMENT = {
     "longhaul.jobs.slurm_queue": "for squeue, without the variables that change its answer",
     "data.preparation.engines.pool": "for processes of this machine",
-    "eval.harness.vllm": "for the names of torchrun's variables, which it removes",
     "recipes.checkpoints.surroundings": "for git; it records those of a list of names",
     "slurm.entrypoint": "to set the place of a rank by name",
     "slurm.preflight.machine": "of which checks show NCCL_* and what they are about",

@@ -39,7 +39,7 @@ def test_what_needs_no_nemo_is_refused_before_it_is_loaded(command, fault, tmp_p
     places = {"out": ("--out", file), "store": ("--store", file)}.get(fault, ())
     asked = {"steps": "steps=4000", "ranks": "steps=1 ranks=9"}.get(fault)
     said = {
-        "steps": "and 4,000 is none of them", "ranks": "there is no rank 9",
+        "steps": "steps; expected steps from 1 to ", "ranks": "there is no rank 9",
         "out": f"--out {file} is a file", "store": f"{file} is a file; expected the folder of a",
         "used": f"{run}/stages/tiny_512 is in use by process",
     }[fault]  # fmt: skip

@@ -69,13 +69,12 @@ def of_one_rank(models, samples) -> dict[str, str]:
 def by_stage(models: Models):
     from data.tokenization.tokenizer import load
     from eval.answers import ruler as ruler_answers
-    from eval.answers.end_tokens import EndTokens
     from eval.load_model import load as load_stage
     from eval.ruler.tokens import Tokens
 
     model = load_stage(models.stage, seq_length=LENGTH)
     tokens = Tokens(load(str(models.store / "tokenizer")))
-    return ruler_answers.by_stage(model, tokens, EndTokens())
+    return ruler_answers.by_stage(model, tokens, ())
 
 
 def asked(samples: Path) -> list:
@@ -217,48 +216,6 @@ def test_an_expected_answer_takes_one_forward(
     assert len(lengths) == 1
     assert ours(replace(right, outputs=("not in it",))) == whole
     assert len(lengths) == 1 + sample.max_new_tokens
-
-
-def test_the_answer_to_a_given_suite_ends_where_the_model_ends(
-    models, samples, megatron_rank, monkeypatch
-):
-    """The end token is one that the model generates: of the tokenizer, or of the chat template."""
-    from data.tokenization.tokenizer import load
-    from eval.answers import generation
-    from eval.answers import ruler as ruler_answers
-    from eval.answers.end_tokens import EndTokens
-    from eval.load_model import load as load_stage
-    from eval.ruler.tokens import Tokens
-
-    model = load_stage(models.stage, seq_length=LENGTH)
-    tokenizer = load(str(models.store / "tokenizer"))
-    sample = asked(samples)[0]
-    ids = generation.recomputing(model)(Tokens(tokenizer).prompt(sample.prompt), 24)
-    end = next(at for at in range(1, 24) if ids[at] not in ids[:at])
-    tokens = Tokens(replace(tokenizer, eod_id=ids[end]))
-    answer = ruler_answers.text_of(tokens, ids[:end])
-    ours = ruler_answers.by_stage(model, tokens, EndTokens())
-    by_chat = ruler_answers.by_stage(model, Tokens(tokenizer), EndTokens(of_template=(ids[end],)))
-    forwards = []
-    forward = generation.next_tokens
-
-    def counted(*given):
-        forwards.append(given)
-        return forward(*given)
-
-    monkeypatch.setattr(generation, "next_tokens", counted)
-    given = replace(sample, suite="mrcr", expected=answer, outputs=(answer[:1], answer))
-    assert ours(given) == answer
-    assert len(forwards) == 1
-    forwards.clear()
-    of_chat = replace(given, by_template=True)
-    assert by_chat(of_chat) == answer
-    assert len(forwards) == 1
-    assert by_chat(replace(of_chat, expected="", outputs=("", "no"))) == answer
-    forwards.clear()
-    cut = ruler_answers.text_of(tokens, ids[: end - 1])
-    assert ours(replace(given, expected=cut, outputs=(cut[:1], cut))) == answer
-    assert len(forwards) > end
 
 
 def test_a_model_that_cannot_answer_the_samples_is_refused(

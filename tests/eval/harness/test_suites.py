@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from recipes.spec.gate import SuiteThreshold
 from recipes.spec.suites import SuiteRun
-from tests.eval.given_suites.support import TEMPLATE
 from tests.eval.stage_and_export import Models
 from tests.ranks import Ranks, one_rank
 from tests.recipes.hugging_face.support.stages import LENGTH
@@ -23,6 +22,13 @@ pytest.importorskip("lm_eval", reason="lm-evaluation-harness, the extra eval, is
 pytestmark = pytest.mark.slow
 
 TASKS = Path(__file__).parent / "tasks"
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "<|endoftext|>{{ message.role }}\n{{ message.content }}\n"
+    "{% endfor %}{% if add_generation_prompt %}<|endoftext|>assistant\n{% endif %}"
+)
 MADE = 512
 """Tokens of the prompts of RULER's task."""
 LONGEST = MADE + 256
@@ -152,9 +158,7 @@ def test_the_scores_of_a_stage_are_those_of_its_export(models, answer, monkeypat
     assert f"the tokenizer in {models.store / 'tokenizer'} has no chat template" in refused
     export = ("--export", models.export)
     for options, said in (
-        ((*export, "--backend", "tgi"), "--backend is 'tgi'; expected hf or vllm"),
-        (("--backend", "vllm"), "--backend has an effect only with --export DIR"),
-        ((*export, "--backend", "vllm", "--device", "cpu"), "--backend vllm needs a GPU"),
+        (("--backend", "vllm"), "`longhaul evaluate --backend` is not in this release"),
         ((*export, "--tp", 2), "--tp cannot go with --export"),
     ):
         assert said in answer(*given, *options).error()

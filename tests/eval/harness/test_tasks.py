@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tasks of lm-evaluation-harness by name: what is found, made, refused and averaged."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,18 +8,9 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness, the extra eval, is not installed")
 
-from eval.harness.tasks import LENGTHS, built, find, require_few_shot
-from eval.run_folder import BrokenResultError
-from eval.suite_results import (
-    Group,
-    Metric,
-    SuiteResult,
-    SuiteSettings,
-    group_metrics,
-    read_result,
-    result_path,
-    write_result,
-)
+from eval.harness.tasks import LENGTHS, built, find, require_few_shot, template_sha256
+from eval.suite_results import Group, SuiteSettings
+from tests.eval.chat_tokenizers import saved, tokenizer
 from tests.ranks import one_rank
 
 TASKS = Path(__file__).parent / "tasks"
@@ -89,11 +79,6 @@ def load(folder: Path, name: str, **given):
     return built(task, manager, **{**defaults, **given})
 
 
-def result(task: str, samples: int, length: int | None, *metrics: Metric) -> SuiteResult:
-    settings = replace(SETTINGS, task=task, length=length)
-    return SuiteResult("m", "w", 1, settings, "1.0", 0, samples, samples, 10, metrics)
-
-
 def test_a_task_reads_the_data_next_to_its_file(folder):
     write(folder, "one")
     assert [dict(row) for row in load(folder, "one").eval_docs] == [{"word": "w"}]
@@ -134,21 +119,6 @@ def test_the_digest_of_a_task_changes_with_what_its_functions_use(folder):
     first = find(["one"], folder)[0][0].digest
     (folder / "scores.py").write_text(code.format(word="b"))
     assert find(["one"], folder)[0][0].digest != first
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("task: two\ndoc_to_text: {a\nother: b\n", r"two.yaml, line 3, is not valid YAML: .*','"),
-        ("include: nowhere.yaml\ntask: two\n", r"two.yaml cannot be read as a task .*nowhere.yaml"),
-        ("- task\n", r"two.yaml cannot be read as a task .*got list"),
-    ],
-)
-def test_a_broken_file_of_a_task_is_told_with_file_and_line(folder, text, words):
-    write(folder, "one")
-    (folder / "two.yaml").write_text(text)
-    with pytest.raises(ValueError, match=words):
-        find(["two"], folder)
 
 
 def test_a_group_may_list_a_task_of_the_harness(folder):
@@ -244,7 +214,8 @@ def test_a_limited_task_makes_no_more_prompts_and_is_the_same_in_each_run(folder
     assert module["CALLS"] == [3, 3, 500]  # the task's own function is back
 
 
-def test_babilong_reads_the_part_of_its_data_that_a_length_names(folder, monkeypatch):
+def test_a_task_file_names_the_part_of_babilong_that_it_reads(folder, monkeypatch):
+    """As docs/other_suites.md has it: the harness alone reads the part 0k."""
     import datasets
     from lm_eval import tasks
 
@@ -256,22 +227,65 @@ def test_babilong_reads_the_part_of_its_data_that_a_length_names(folder, monkeyp
         return datasets.Dataset.from_list([row])
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    theirs = Path(tasks.__file__).parent / "babilong"
-    for name in ("babilong_qa1", "babilong_qa6"):
-        (folder / f"{name}.yaml").write_text(f"include: {theirs / name}.yaml\n")
-    assert [
-        find([name], folder)[0][0].makes_prompts for name in ("babilong_qa1", "babilong_qa6")
-    ] == [True, False]
-    for name, length in (
-        ("babilong_qa1", 4_096),
-        ("babilong_qa1", 131_072),
-        ("babilong_qa6", None),
-    ):
-        assert len(load(folder, name, length=length).eval_docs) == 1
-    of = "RMT-team/babilong-1k-samples"
-    assert list(dict.fromkeys(parts)) == [(of, "4k", "qa1"), (of, "128k", "qa1"), (of, "0k", "qa6")]
-    with pytest.raises(ValueError, match=r"has prompts of 1K, 2K, .* 128K tokens, not of 5,000"):
-        load(folder, "babilong_qa1", length=5_000)
+    theirs = Path(tasks.__file__).parent / "babilong" / "babilong_qa1.yaml"
+    (folder / "qa1.yaml").write_text(
+        f"include: {theirs}\ntask: babilong_qa1_64k\nmetadata: {{max_seq_lengths: 64k}}\n"
+    )
+    assert len(load(folder, "babilong_qa1_64k").eval_docs) == 1
+    assert not find(["babilong_qa1_64k"], folder)[0][0].makes_prompts
+    assert set(parts) == {("RMT-team/babilong-1k-samples", "64k", "qa1")}
+
+
+def test_a_metric_that_is_downloaded_code_is_refused_by_name(folder):
+    (folder / "rows.jsonl").write_text('{"word": "w"}\n')
+    (folder / "one.yaml").write_text(
+        "task: one\ndataset_path: json\ndataset_kwargs: {data_files: {test: rows.jsonl}}\n"
+        "test_split: test\noutput_type: generate_until\ndoc_to_text: '{{word}}'\n"
+        "doc_to_target: '{{word}}'\nmetric_list: [{metric: wer, hf_evaluate: true}]\n"
+    )
+    [task], _, manager = find(["one"], folder)
+    with pytest.raises(ValueError, match=r"task one .*the code of the metric wer.*never runs such"):
+        built(task, manager, tokenizer=folder, length=None, limit=None)
+
+
+def test_the_script_of_scrolls_metrics_is_not_run(folder, monkeypatch):
+    import datasets
+    from lm_eval import tasks
+
+    theirs = Path(tasks.__file__).parent / "scrolls" / "scrolls_qasper.yaml"
+    (folder / "qasper.yaml").write_text(f"include: {theirs}\n")
+    [task], _, manager = find(["scrolls_qasper"], folder)
+    row = {"id": "1", "pid": "1_0", "input": "Who?\n\nThe old man wrote it.", "output": "Old Man"}
+    parts = {split: datasets.Dataset.from_list([row]) for split in ("train", "validation")}
+    scope = task.config["class"].download.__globals__
+    monkeypatch.setitem(scope, "load_dataset", lambda *_, **__: datasets.DatasetDict(parts))
+    monkeypatch.setitem(scope, "_download_metric", lambda: "scrolls.py")
+    with pytest.raises(ValueError, match=r"needs code of others.*of the metric scrolls.py"):
+        built(task, manager, tokenizer=folder, length=None, limit=None)
+
+
+def test_a_task_that_makes_its_prompts_is_the_same_in_every_working_folder(
+    folder, tmp_path, monkeypatch
+):
+    from lm_eval import tasks
+
+    theirs = Path(tasks.__file__).parent / "ruler" / "vt.yaml"
+    (folder / "vt.yaml").write_text(f"include: {theirs}\n")
+    [task], _, _ = find(["ruler_vt"], folder)
+    (tmp_path / "notes.txt").write_text("of another folder")
+    monkeypatch.chdir(tmp_path)
+    [there], _, _ = find(["ruler_vt"], folder)
+    assert there.digest == task.digest
+
+
+def test_a_tokenizer_without_a_template_is_refused(tmp_path):
+    first, other = (template_sha256(saved(name, tmp_path / name)) for name in ("phi3", "gemma"))
+    assert first != other
+    made = tokenizer("phi3")
+    made.chat_template = None
+    made.save_pretrained(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"none has no chat template .* without --chat-template"):
+        template_sha256(tmp_path / "none")
 
 
 def of_bytes(longest: int):
@@ -351,50 +365,3 @@ def test_a_request_that_is_too_long_is_refused_with_its_document():
         lm.generate_until([request("generate_until", "1234", {"max_gen_toks": 7})])
     with pytest.raises(ValueError, match="some_task samples or searches"):
         lm.generate_until([request("generate_until", "1", {"do_sample": True, "max_gen_toks": 1})])
-
-
-def test_a_group_is_averaged_at_every_length():
-    group = Group("ruler", ("a", "b"), ("4096",), by_size=False)
-    results = [
-        result("a", 10, 8192, Metric("8192", "none", 0.5, 0.3)),
-        result("b", 30, 8192, Metric("8192", "none", 1.0, 0.4)),
-        result("a", 10, 262_144, Metric("262144", "none", 0.25, math.nan)),
-    ]
-    at_8k, at_256k = group_metrics([group], results)
-    assert (at_8k.length, at_8k.value, at_8k.samples, at_8k.missing) == (8192, 0.75, 40, ())
-    assert at_8k.standard_error == pytest.approx(0.25)
-    assert (at_256k.length, at_256k.value, at_256k.missing) == (262_144, 0.25, ("b",))
-
-
-def test_the_error_of_a_group_by_size_is_that_of_the_harness():
-    from lm_eval.api.metrics import aggregate_subtask_metrics, pooled_sample_stderr
-
-    group = Group("g", ("a", "b"), ("acc",), by_size=True)
-    results = [
-        result("a", 10, None, Metric("acc", "none", 0.5, 0.3)),
-        result("b", 30, None, Metric("acc", "none", 1.0, 0.4)),
-    ]
-    (found,) = group_metrics([group], results)
-    assert found.value == pytest.approx(aggregate_subtask_metrics([0.5, 1.0], [10, 30]))
-    assert found.standard_error == pytest.approx(pooled_sample_stderr([0.3, 0.4], [10, 30]))
-
-
-def test_a_result_is_read_for_the_same_settings_only(tmp_path):
-    made = result("g::a b", 10, 8192, Metric("acc", "none", 0.5))
-    write_result(tmp_path, made)
-    path = result_path(tmp_path, "m", "g::a b", 8192, None)
-    assert path.name == "g_a_b_at_8192.json"
-    found = read_result(tmp_path, "m", made.settings)
-    assert found is not None
-    assert math.isnan(found.metrics[0].standard_error)
-    assert read_result(tmp_path, "m", replace(made.settings, weights_sha256="other")) is None
-    assert read_result(tmp_path, "m", replace(made.settings, limit=10)) is None
-    in_chat = replace(made.settings, chat_template="c", other_end_tokens=(7, 9))
-    assert read_result(tmp_path, "m", in_chat) is None
-    write_result(tmp_path, replace(made, settings=in_chat))
-    assert path.with_name("g_a_b_at_8192_chat.json").is_file()
-    for settings in (in_chat, made.settings):
-        assert read_result(tmp_path, "m", settings).settings == settings
-    path.write_text("{")
-    with pytest.raises(BrokenResultError, match="is not JSON"):
-        read_result(tmp_path, "m", made.settings)

@@ -10,7 +10,6 @@ import pytest
 
 from eval.ruler.results import read_results
 from eval.run_folder import write_json
-from tests.eval.given_suites.support import graph_row, write
 from tests.eval.ruler import support
 from tests.longhaul.json_units import not_numbers
 
@@ -179,42 +178,3 @@ def test_predictions_go_to_a_jsonl_file(answer, tokenizer, tmp_path):
     assert "p.json is not a .jsonl file" in answer(*predict, "p.json").error()
     (tmp_path / "d.jsonl").mkdir()
     assert "d.jsonl is a folder" in answer(*predict, "d.jsonl").error()
-
-
-def test_published_rows_are_converted_and_scored(answer, tokenizer, tmp_path):
-    write(tmp_path / "given" / "a.parquet", [graph_row(60, ["0001"]), graph_row(400, [])])
-    words = ("ruler", "convert", "graphwalks", "given", "--tokenizer", tokenizer, "--out", "out")
-    code, shown, said = answer(*words, "--lengths", "1K")
-    assert code == 0, said
-    assert "| graphwalks_bfs |     1K |       1 |" in shown
-    assert "1 samples are left out, since they have more than 1,024 tokens" in said
-    assert "the tokenizer has no chat template" in said
-    folder = Path(shown.splitlines()[-1])
-    found = json.loads(answer(*words, "--lengths", "1K", "--json").out)
-    assert [*not_numbers(found)] == []
-    assert found["left_out"] == {"too long": 1}
-    (sample,) = (json.loads(line) for line in next(folder.glob("*.jsonl")).open())
-    line = {"id": sample["id"], "prediction": "Final Answer: [0001, 0002]\n"}
-    (tmp_path / "p.jsonl").write_text(json.dumps(line))
-    code, shown, said = answer("ruler", "score", folder, "--predictions", "p.jsonl")
-    assert code == 0, said
-    assert "| graphwalks_bfs | 66.7 |" in shown
-    assert "effective length: not stated, since it is defined for RULER's tasks" in shown
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("mrrc", "given"), "'mrrc'; did you mean mrcr"),
-        (("mrcr", "nowhere"), "nowhere is not a folder; `hf download openai/mrcr"),
-        (("mrcr", "given"), "a.parquet lacks the column answer of openai/mrcr"),
-        (("graphwalks", "given", "--lengths", "4X"), "--lengths"),
-        (("graphwalks", "given", "--lengths", "100"), "no row of given is within the lengths"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
-def test_a_mistake_in_converting_is_named(answer, tokenizer, tmp_path, words, said):
-    write(tmp_path / "given" / "a.parquet", [graph_row(60, ["0001"])])
-    convert = ("ruler", "convert", *words, "--tokenizer", tokenizer, "--out", "out")
-    assert said in answer(*convert).error()
-    assert not (tmp_path / "out").exists()

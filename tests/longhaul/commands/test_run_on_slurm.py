@@ -48,7 +48,7 @@ def test_a_dry_run_prints_every_script_in_order_and_leaves_nothing(answer, tree)
     assert code == 0, said
     assert "# tiny_2k is evaluated on 4 ranks: TP 1, CP 2, PP 2" in shown
     assert "# tiny_2k is evaluated as often as takes 1% of the time while it trains" in shown
-    assert "# steps 2 to 3 of tiny_2k are profiled on every rank, into runs/tiny/stages" in shown
+    assert "# tiny_2k: steps 2 to 3 on ranks all are profiled into " in shown
     assert "# the ranks of tiny_2k compare every collective; that slows its steps" in shown
     assert shown.count("export NCCL_DEBUG=INFO") == 3  # of the stages, not of their evaluations
     logs = re.findall(r"export NCCL_DEBUG_FILE=.*/stages/(\w+)/nccl_%h_%p.log", shown)
@@ -112,7 +112,7 @@ def test_a_store_is_made_by_a_plan_an_array_and_a_merge_when_jobs_are_asked_for(
         ({}, ("--eval-tp", "4"), "PP 1: 4 heads and 2 KV heads are not both divisible by TP 4"),
         ({}, ("--eval-pp", "6"), "CP 1 and PP 6: 2 layers are not divisible by PP 6, nor are 4 wi"),
         ({}, ("--gate", "pasky=1"), "a gate has no 'pasky'; did you mean passkey?"),
-        ({}, ("--profile", "steps=5:99"), "tiny_2k has 48 steps and 99 is none of them"),
+        ({}, ("--profile", "steps=5:99"), "tiny_2k has 48 steps; expected steps from 1 to 48"),
     ],
     ids=str,
 )  # fmt: skip

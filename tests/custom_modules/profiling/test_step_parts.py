@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of a trace, from events that torch's profiler makes on a GPU."""
+"""Times of the parts of a step, from events that torch's profiler makes on a GPU; what is named."""
 
 import pytest
 import torch
+from megatron.core.pipeline_parallel import schedules
 from torch.autograd.profiler_util import DeviceType, FunctionEvent
 
-from custom_modules.profiling.trace_summary import summarize, table
+from custom_modules.profiling.step_parts import named_parts, part_times
 
 
 def event(name, start, end, *, thread=1, stream=None, number=0, operator=0, annotation=False):
@@ -57,40 +58,42 @@ EVENTS = [
 
 
 def test_a_backward_has_the_kernels_that_another_thread_launched():
-    parts = {row["name"]: row for row in summarize(EVENTS)["parts"]}
+    parts = {row["name"]: row for row in part_times(EVENTS)[0]}
     assert parts["forward"]["device_seconds"] == pytest.approx(0.3)
     assert parts["backward"]["device_seconds"] == pytest.approx(0.8)
-    assert parts["backward"]["share"] == pytest.approx(0.4)
     assert parts["backward"]["host_seconds"] == pytest.approx(1.0)
     assert [row["calls"] for row in parts.values()] == [1, 1, 1]
 
 
 def test_a_part_has_the_kernels_that_no_operator_launched():
-    parts = {row["name"]: row for row in summarize(EVENTS)["parts"]}
+    parts = {row["name"]: row for row in part_times(EVENTS)[0]}
     assert parts["optimizer"]["device_seconds"] == pytest.approx(0.2)
 
 
 def test_only_communication_that_runs_alone_is_exposed():
     # From 0.5 to 0.7 s and from 1.5 to 1.6 s no other kernel ran.
-    assert summarize(EVENTS)["exposed_communication_seconds"] == pytest.approx(0.3)
+    assert part_times(EVENTS)[1] == pytest.approx(0.3)
 
 
-def test_operators_are_listed_by_the_time_of_their_kernels():
-    summary = summarize(EVENTS)
-    rows = [(row["name"], row["calls"], round(row["seconds"], 3)) for row in summary["operators"]]
-    assert rows == [("aten::mm", 2, 1.1), ("fused_adam", 1, 0.2)]
-    lines = table({**summary, "rank": 0})
-    assert lines[0] == "profile of 1 steps on rank 0, 2.00 s"
-    assert "15.0%  exposed communication" in lines[1]
+class Optimizer:
+    """An optimizer."""
+
+    def step(self):
+        """Compute something."""
+        return torch.ones(4).sum()
 
 
-def test_functions_of_python_are_no_operators_where_a_trace_has_stacks():
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True
-    ) as profiler:
-        torch.ones(64, 64) @ torch.ones(64, 64)
-    events = profiler.events()
-    assert any(event.is_python_function for event in events)
-    names = [row["name"] for row in summarize(events)["operators"]]
-    assert "aten::mm" in names
-    assert [name for name in names if not name.startswith("aten::")] == []
+class Reader:
+    """A module that reads data."""
+
+    def data_step(self, batches):
+        """Return the next batch."""
+        return next(batches)
+
+
+def test_after_the_profiled_steps_methods_are_those_that_were_there():
+    before = schedules.forward_step, schedules.backward_step, Optimizer.step, Reader.data_step
+    with named_parts([], Optimizer(), Reader()):
+        assert Optimizer.step is not before[2]
+    after = schedules.forward_step, schedules.backward_step, Optimizer.step, Reader.data_step
+    assert after == before
