@@ -113,13 +113,8 @@ COMMANDS = {
         "longhaul.commands.export:export",
         "Export weights, config at the stage's length and rotation, and tokenizer.",
     ),
-    "merge": SubCommand(
-        "longhaul.commands.merge:merge",
-        "Average the weights of two checkpoints into a stage to evaluate, export or start from.",
-    ),
-    "checkpoints": SubCommand(
-        "longhaul.commands.checkpoints:checkpoints",
-        "List the checkpoints of a run, or verify, prune or average them.",
+    "checkpoint": SubCommand(
+        "longhaul.commands.checkpoint:app", "List, verify, prune, average or compare checkpoints."
     ),
     "preflight": SubCommand(
         "longhaul.commands.preflight:preflight",
@@ -132,10 +127,6 @@ COMMANDS = {
     "watch": SubCommand(
         "longhaul.commands.watch:watch",
         "Follow a run while it trains: progress, speed, memory and findings; ends with the run.",
-    ),
-    "reproduce": SubCommand(
-        "longhaul.commands.reproduce:reproduce",
-        "Show what differs here from where a checkpoint was made. Exit code 1: something does.",
     ),
     "clusters": SubCommand(
         "longhaul.commands.clusters:app", "List the cluster files, or check one."

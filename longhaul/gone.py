@@ -3,7 +3,12 @@
 
 from collections.abc import Sequence
 
-GONE: dict[str, str] = {}
+GONE: dict[str, str] = {
+    "checkpoints": "`longhaul checkpoint` has the commands list, verify, prune and average",
+    "merge": "`longhaul checkpoint average A B --to FOLDER` averages two checkpoints",
+    "reproduce": "`longhaul checkpoint diff CHECKPOINT` compares it with what is here, and "
+    "CHECKPOINT/reproduce/config.yaml is its recipe",
+}
 """`word`, `word leaf` or `word --option`, and a sentence that names the replacement."""
 
 

@@ -31,7 +31,7 @@ WHOLE_ENVIRONMENT = {
     "longhaul.jobs.slurm_queue": "for squeue, without the variables that change its answer",
     "data.preparation.engines.pool": "for processes of this machine",
     "eval.harness.vllm": "for the names of torchrun's variables, which it removes",
-    "recipes.checkpoints.surroundings": "for git; it records those of a list of names",
+    "recipes.checkpoints.record": "for git",
     "slurm.entrypoint": "to set the place of a rank by name",
     "slurm.preflight.machine": "of which checks show NCCL_* and what they are about",
     "slurm.preflight.ranks.measurement": "for a process of this machine",

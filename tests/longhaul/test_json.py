@@ -66,7 +66,7 @@ def test_a_file_in_place_of_a_run_folder_is_named(answer, tmp_path):
     file = run / "run.json"
     for words in (
         ("report", file), ("report", run, file), ("status", file), ("watch", file),
-        ("watch", file, "--stage", "512"), ("checkpoints", file), ("doctor", "run", file),
+        ("watch", file, "--stage", "512"), ("checkpoint", "list", file), ("doctor", "run", file),
         ("mix", "--run", file),
     ):  # fmt: skip
         said = answer(*words).error()

@@ -217,7 +217,7 @@ KINDS = (
         r"|File too large",
         "make room, or set another --out; a file that was being written is not complete, and the "
         "checkpoint before it is",
-        "`longhaul checkpoints RUN` lists what is complete; --prune removes what is not needed",
+        "`longhaul checkpoint list RUN` shows what is complete; `prune` removes others",
         ends=False,
     ),
     _kind(
@@ -227,7 +227,7 @@ KINDS = (
         r"\[Errno (?:5|30|107|116|121)\]|Stale file handle|Input/output error|Read-only file system"
         r"|Transport endpoint is not connected|PytorchStreamWriter failed|unexpected pos \d+",
         "look at the mount on that node, and at the room left there",
-        "`longhaul checkpoints RUN` lists what is complete",
+        "`longhaul checkpoint list RUN` shows what is complete",
         depth=1,
         ends=False,
     ),
