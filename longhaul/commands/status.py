@@ -13,7 +13,7 @@ from rich.table import Table
 
 from eval.run_folder import Step
 from longhaul.options import Json, RunOption, RunOrStage, print_json, run_of
-from longhaul.run_folder.lock_holder import holder_of
+from longhaul.run_folder.lock import holder_of
 from longhaul.run_folder.run_view import require_stages
 from longhaul.run_folder.state import NONE_STARTED, RunState, StageState, run_state
 from longhaul.terminal.console import print_left_out, show

@@ -26,7 +26,7 @@ from longhaul.health.thresholds import (
     SILENT_SECONDS,
     SILENT_STEPS,
 )
-from longhaul.run_folder.lock_holder import holder_of
+from longhaul.run_folder.lock import holder_of
 from longhaul.run_folder.stage_named import stage_named
 from longhaul.run_folder.state import RunState, StageState, run_state
 from recipes.checkpoints.marker import MARKER
