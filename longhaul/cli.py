@@ -101,13 +101,8 @@ COMMANDS = {
         "longhaul.commands.export:export",
         "Export weights, config at the stage's length and rotation, and tokenizer.",
     ),
-    "merge": SubCommand(
-        "longhaul.commands.merge:merge",
-        "Average the weights of two checkpoints into a stage to evaluate, export or start from.",
-    ),
-    "checkpoints": SubCommand(
-        "longhaul.commands.checkpoints:checkpoints",
-        "List the checkpoints of a run, or verify, prune or average them.",
+    "checkpoint": SubCommand(
+        "longhaul.commands.checkpoint:app", "List, verify, prune, average or compare checkpoints."
     ),
     "preflight": SubCommand(
         "longhaul.commands.preflight:preflight",
@@ -116,10 +111,6 @@ COMMANDS = {
     "status": SubCommand(
         "longhaul.commands.status:status",
         "Show how far a run is and what is wrong with it, once or with --follow until it ends.",
-    ),
-    "reproduce": SubCommand(
-        "longhaul.commands.reproduce:reproduce",
-        "Show what differs here from where a checkpoint was made. Exit code 1: something does.",
     ),
     "clusters": SubCommand(
         "longhaul.commands.clusters:app", "List the cluster files, or check one."

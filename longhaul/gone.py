@@ -17,6 +17,10 @@ GONE: dict[str, str] = {
     "tokenizers": "`longhaul data tokenizers A B --text PATH` compares tokenizers",
     "ruler convert": "docs/other_suites.md runs HELMET's and MRCR's own code on an export",
     "evaluate --backend": "`lm_eval --model vllm` evaluates an export (docs/other_suites.md)",
+    "checkpoints": "`longhaul checkpoint` has the commands list, verify, prune, average and diff",
+    "merge": "`longhaul checkpoint average A B --to FOLDER` averages two checkpoints",
+    "reproduce": "`longhaul checkpoint diff CHECKPOINT` compares it with what is here, and "
+    "CHECKPOINT/reproduce/config.yaml is its recipe",
 }
 """`word`, `word leaf` or `word --option`, and a sentence that names the replacement."""
 

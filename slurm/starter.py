@@ -8,18 +8,15 @@ ends at once. A rank that still runs after a bounded time kills itself and its c
 agent ends when its ranks have ended.
 
 The command is named by its process number and its start time, so a later process with the same
-number does not count. The wait is the kernel's (`pidfd_open`); where that is not allowed, the
-process table is read once a second. Ranks of Slurm have no such command: their job ends them.
+number does not count. The process table is read once a second. Ranks of Slurm have no such command:
+their job ends them.
 """
 
 import os
-import select
 import signal
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
@@ -29,31 +26,23 @@ SECONDS = 3600.0
 """Seconds from SIGTERM to SIGKILL; the timeout of a step on CPU ranks (`recipes.nemo2.guards`)."""
 PAUSE = 1.0
 """Seconds between two looks at the process table."""
-ENDED = ("Z", "X", "x")
-"""States of a process that has ended and is still listed."""
+CLOCK_SECONDS = 60.0
+"""How far apart two processes may see the start of a third if the clock is set in between."""
 
 
-@dataclass(frozen=True)
-class Process:
-    """A process that ran at one time; light to send as a string."""
-
-    number: int
-    started: int
-    """Clock ticks since the machine started."""
-
-    def __str__(self) -> str:
-        return f"{self.number}:{self.started}"
-
-    @property
-    def runs(self) -> bool:
-        """Whether it has not ended."""
-        return _state(self.number) == (self.started, True)
+def process_of(number: int, started: float) -> psutil.Process | None:
+    """Return the process with a number that started at a Unix time; None if it has ended."""
+    with suppress(psutil.Error):
+        process = psutil.Process(number)
+        if abs(process.create_time() - started) < CLOCK_SECONDS and _runs(process):
+            return process
+    return None
 
 
 def value(seconds: float = SECONDS) -> str:
-    """Return this process as `end_with_starter` reads it; empty on a system without /proc."""
-    process = _process(os.getpid())
-    return "" if process is None else f"{process}:{seconds:g}"
+    """Return this process as `end_with_starter` reads it."""
+    process = psutil.Process()
+    return f"{process.pid}:{process.create_time():.2f}:{seconds:g}"
 
 
 def variables(seconds: float = SECONDS) -> dict[str, str]:
@@ -71,16 +60,19 @@ def end_with_starter(said: str | None = None) -> None:
     if not said:
         return
     number, started, seconds = said.split(":")
-    watched = [Process(int(number), int(started))]
-    if (parent := _process(os.getppid())) is not None:
-        watched.append(parent)
+    starter, parent = process_of(int(number), float(started)), psutil.Process().parent()
+    # Of a container, the parent may be outside.
+    watched = [process for process in (starter, parent) if process is not None]
     threading.Thread(
-        target=_watch, args=(watched, float(seconds)), name="starter", daemon=True
-    ).start()
+        target=_watch, args=(watched if starter else [], float(seconds)), name="starter",
+        daemon=True,
+    ).start()  # fmt: skip
 
 
-def _watch(watched: list[Process], seconds: float) -> None:
-    _wait(watched)
+def _watch(watched: list[psutil.Process], seconds: float) -> None:
+    """End this process when one of the others has ended, or none is left to watch."""
+    while watched and all(map(_runs, watched)):
+        time.sleep(PAUSE)
     if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):  # nothing that would save
         _end_children(signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -89,23 +81,12 @@ def _watch(watched: list[Process], seconds: float) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _wait(watched: list[Process]) -> None:
-    """Return when one of the processes has ended."""
-    descriptors: list[int] = []
-    try:
-        descriptors += [os.pidfd_open(process.number) for process in watched]
-    except (OSError, AttributeError):  # it has ended, the kernel is old, or a sandbox forbids it
-        while all(process.runs for process in watched):
-            time.sleep(PAUSE)
-    else:
-        # A descriptor stays with its process, so only now the start times tell.
-        if all(process.runs for process in watched):
-            poll = select.poll()
-            for descriptor in descriptors:
-                poll.register(descriptor, select.POLLIN)
-            poll.poll()
-    for descriptor in descriptors:
-        os.close(descriptor)
+def _runs(process: psutil.Process) -> bool:
+    """Return whether a process has not ended; a zombie has."""
+    with suppress(psutil.Error):
+        ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        return process.is_running() and process.status() not in ended
+    return False
 
 
 def _end_children(which: signal.Signals) -> None:
@@ -114,18 +95,3 @@ def _end_children(which: signal.Signals) -> None:
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
                 child.send_signal(which)
-
-
-def _process(number: int) -> Process | None:
-    state = _state(number)
-    return Process(number, state[0]) if state is not None else None
-
-
-def _state(number: int) -> tuple[int, bool] | None:
-    """Return when a process started and whether it runs; None if there is none."""
-    try:
-        text = Path(f"/proc/{number}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    words = text.rpartition(")")[2].split()  # a name may contain blanks and parentheses
-    return int(words[19]), words[0] not in ENDED

@@ -129,10 +129,10 @@ PLACES = (
     ("import --from m --to f/x", "f/x", {"f": b"x", "m": None}),
     ("export --from m --to d", "--to d", {"d": None, "m": None}),
     ("export --from m --to f/x", "f/x", {"f": b"x", "m": None}),
-    ("merge m m --to d", "--to d", {"d": None, "m": None}),
-    ("merge m m --to x", "m has no complete checkpoint", {"m": None}),
-    ("reproduce m", "m has no complete checkpoint", {"m": None}),
-    ("reproduce c", "c has no reproduce/record.json", {"c/longhaul.json": _MARKER}),
+    ("checkpoint average m m --to d", "--to d", {"d": None, "m": None}),
+    ("checkpoint average m m --to x", "m has no complete checkpoint", {"m": None}),
+    ("checkpoint diff m", "m has no complete checkpoint", {"m": None}),
+    ("checkpoint diff c", "c has no reproduce/record.json", {"c/longhaul.json": _MARKER}),
     ("report --run r --out f/x.html", "f/x.html", {"f": b"x", "r/run.json": _RUN}),
 )  # fmt: skip
 RUNS = (

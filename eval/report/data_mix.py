@@ -14,7 +14,7 @@ from recipes.resolved.data_read import DataRead, data_read
 from recipes.spec.naming import stage_folder
 
 MEAN = re.compile(r"[\d.e+-]+ of .+ and [\d.e+-]+ of .+")
-"""Start of a stage that `longhaul merge` wrote (`recipes.checkpoints.merge`)."""
+"""Start of a stage that `longhaul checkpoint average` wrote."""
 HEADS = ("share asked", "share read", "tokens read")
 
 

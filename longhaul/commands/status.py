@@ -16,7 +16,7 @@ from eval.run_folder import Step, plain
 from longhaul.findings.follow import RunWatch, finding_lines
 from longhaul.findings.follow import follow as watch
 from longhaul.options import Json, RunOption, RunOrStage, print_json, run_of
-from longhaul.run_folder.lock_holder import holder_of
+from longhaul.run_folder.lock import holder_of
 from longhaul.run_folder.stage_named import run_and_stage
 from longhaul.run_folder.state import NONE_STARTED, RunState, StageState
 from longhaul.terminal.console import print_left_out, show

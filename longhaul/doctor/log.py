@@ -32,8 +32,7 @@ def log(
     if as_json:
         print_json(content(found))
         return
-    for line in describe(found):
-        typer.echo(line)
+    typer.echo("\n".join(describe(found)))
 
 
 def describe(
@@ -46,25 +45,31 @@ def describe(
     `run` is the run folder that the log is of; `meaning` returns what more is known of a fault
     than what to do in general.
     """
-    if log.empty:
-        yield "the log is empty; is it the log of the rank that failed first?"
-    elif not log.faults:
-        yield from _unknown(log)
+    told = content(log)
     several = len({fault.log for fault in log.faults}) > 1
-    for fault in log.faults:
-        relation = fault.relation(log.faults[0])
+    for fault, of in zip(log.faults, told["faults"], strict=True):
+        relation = "" if fault is log.faults[0] else f"{of['relation']}: "
         place = f"{fault.log}: " if several else ""
         times = f", {fault.count:,} times" if fault.count > 1 else ""
-        yield (
-            f"{relation}{': ' if relation else ''}{place}line {fault.number:,}{_by(fault)}{times}: "
-            f"{fault.known.what}"
-        )
+        yield f"{relation}{place}line {fault.number:,}{_by(fault)}{times}: {of['what']}"
         yield f"  {_cut(fault.line)}"
         if fault.details:
             yield "  " + ", ".join(f"{name} {value}" for name, value in fault.details.items())
-        if relation == "follows from it":
-            continue
-        yield from (f"  {line}" for line in meaning(fault) or _to_do(fault, run))
+        if of["relation"] != "follows from it":
+            yield from (f"  {line}" for line in meaning(fault) or _to_do(fault, run))
+    if log.faults:
+        return
+    if log.empty:
+        yield "the log is empty; is it the log of the rank that failed first?"
+    elif log.binary:
+        yield "the log is not text; name the output of a rank or of a job"
+    else:
+        yield f"no known fault in {counted(log.lines, 'line')}"
+        if log.error_like:
+            yield "the last lines that look like an error:"
+            yield from (f"  line {one.number:,}: {_cut(one.text)}" for one in log.error_like)
+        else:
+            yield "no line looks like an error: the output of another rank, or Slurm's, may have it"
 
 
 def content(log: Log) -> dict[str, Any]:
@@ -95,19 +100,6 @@ def content(log: Log) -> dict[str, Any]:
 def memory_ran_out(log: Log) -> tuple[Fault, ...]:
     """Return the faults that are of memory, of a GPU or of the host."""
     return log.of((*ON_THE_GPU, *ON_THE_HOST))
-
-
-def _unknown(log: Log) -> Iterator[str]:
-    if log.binary:
-        yield "the log is not text; name the output of a rank or of a job"
-        return
-    yield f"no known fault in {counted(log.lines, 'line')}"
-    if log.error_like:
-        yield "the last lines that look like an error:"
-        for line in log.error_like:
-            yield f"  line {line.number:,}: {_cut(line.text)}"
-    else:
-        yield "no line looks like an error: the output of another rank, or Slurm's, may have it"
 
 
 def _to_do(fault: Fault, run: Path | None) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from longhaul.doctor.case import Case, gib
 from longhaul.doctor.logs.kinds import ON_THE_GPU, ON_THE_HOST, SET_ALLOCATOR
 from longhaul.doctor.logs.reader import Fault
-from longhaul.doctor.logs.sizes import Sizes
+from longhaul.doctor.logs.stated import Sizes
 from recipes.planner.plan import HEADROOM, Plan
 from recipes.planner.rank_groups import rank_map
 from recipes.planner.tensor_sizes import matching

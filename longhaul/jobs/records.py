@@ -10,7 +10,7 @@ from data.files.whole import write_text
 from eval.run_folder import write_json
 from longhaul.version import commit
 from recipes.checkpoints.marker import RECIPE
-from recipes.checkpoints.reproduction import CLUSTER, SUBMITTED
+from recipes.checkpoints.record import CLUSTER, SUBMITTED
 from recipes.resolved import yaml_file
 from recipes.resolved.stage import ResolvedStage
 from recipes.spec.cluster import path_of
@@ -41,8 +41,9 @@ def record_submission(stage: ResolvedStage, cluster: str) -> None:
     Jobs get the committed tree (`longhaul.jobs.git_tree`), so changes are not part of it.
     """
     hash_, _, _ = commit().partition(" ")
-    write_json(stage.folder / SUBMITTED, {"commit": hash_})
-    write_text(stage.folder / CLUSTER, path_of(cluster).read_text(encoding="utf-8"))
+    file = path_of(cluster).absolute()
+    write_json(stage.folder / SUBMITTED, {"commit": hash_, "cluster": str(file)})
+    write_text(stage.folder / CLUSTER, file.read_text(encoding="utf-8"))
 
 
 def _described_rotation(rope: RopeScaling) -> dict[str, Any]:

@@ -5,6 +5,7 @@ The lock is the kernel's (`flock`) on a file in the folder, so it ends with the 
 it, however that ends; on a network file system it works between machines. The file names the
 holder: host, process, command and start. On a file system without locks, the process that created
 the file holds the folder as long as it runs; only processes of this machine are recognized there.
+A killed process leaves the file behind: of another machine's process it cannot be told.
 
 A job of a scheduler does not take this lock: the ranks of a stage have one of their own
 (`metrics.lock` of `custom_modules.callbacks.step_log`), which is checked here as well.
@@ -18,6 +19,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -33,8 +35,75 @@ TRIES, PAUSE = 5, 0.1
 """Attempts at a held lock, which another process may only be inspecting; seconds between them."""
 
 
+CLOCK_SECONDS = 5.0
+"""How much later than its lock a process may seem to have started: both times are rounded."""
+
+
 class InUseError(ValueError):
     """Another process already writes into the folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A process that writes into a folder, as its file records it."""
+
+    host: str
+    process: int
+    command: str
+    since: str
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a process of this machine."""
+        return self.host == socket.gethostname()
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs on this machine, and is not a later one with the same number."""
+        import psutil
+
+        try:
+            started = psutil.Process(self.process).create_time()
+            since = datetime.fromisoformat(self.since).timestamp() if self.since else started
+        except (ValueError, psutil.Error):
+            return False
+        return self.is_here and self.process > 0 and bool(started <= since + CLOCK_SECONDS)
+
+    @property
+    def words(self) -> str:
+        """The holder in a sentence."""
+        since = f", since {self.since}" if self.since else ""
+        words = f"in use by process {self.process} on {self.host} ({self.command}{since})"
+        return words if self.is_here else f"{words}; this machine cannot see whether it still runs"
+
+
+def holder_of(folder: Path) -> Holder | None:
+    """Return the process that holds a folder; None if none does, or it is known to have ended.
+
+    A killed process of another machine is assumed to hold it still.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    holder = _recorded(path) or Holder(
+        host=socket.gethostname(), process=0, command="a command of longhaul", since=""
+    )
+    return holder if not holder.is_here or is_locked(path) or holder.runs else None
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether another process holds a file locked.
+
+    A process that is starting tries several times, so that this look does not stop it.
+    """
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass  # it is gone, or a file system without locks
+    return False
 
 
 @contextmanager
@@ -121,19 +190,15 @@ def _lock(descriptor: int, path: Path) -> bool:
 
 
 def _require_ended(path: Path) -> None:
-    """Raise InUseError if the file names a running process of this machine.
+    """Raise InUseError if the file names another running process of this machine.
 
     The process that creates the file writes its record next, so a missing one is waited for.
     """
-    import psutil
-
     for _ in range(TRIES):
-        if holder := record_of(path):
+        if holder := _recorded(path):
             break
         time.sleep(PAUSE)
-    mine = holder.get("host") == socket.gethostname()
-    number = holder.get("process")
-    if mine and isinstance(number, int) and number != os.getpid() and psutil.pid_exists(number):
+    if holder is not None and holder.process != os.getpid() and holder.runs:
         raise InUseError(_sentence(path))
 
 
@@ -153,17 +218,25 @@ def _this_process() -> dict[str, Any]:
     }
 
 
-def record_of(path: Path) -> dict[str, Any]:
-    """Return the holder recorded in a lock's file; empty if it cannot be read."""
-    return json_object(path)
+def _recorded(path: Path) -> Holder | None:
+    """Return the holder that a lock's file names; None if it cannot be read."""
+    record = json_object(path)
+    if not isinstance(record.get("process"), int):
+        return None
+    return Holder(
+        host=str(record.get("host", socket.gethostname())),
+        process=record["process"],
+        command=str(record.get("command", "a command of longhaul")),
+        since=str(record.get("since", "")),
+    )
 
 
 def _sentence(path: Path) -> str:
-    holder = record_of(path)
-    if "process" not in holder:
+    holder = _recorded(path)
+    if holder is None:
         return f"another process writes into {path.parent} ({path.name} is locked); wait for it"
+    since = f", since {holder.since}" if holder.since else ""
     return (
-        f"{path.parent} is in use by process {holder['process']} on {holder.get('host')} "
-        f"({holder.get('command')}, since {holder.get('since')}); wait for it, or end it there "
-        f"with `kill {holder['process']}`"
+        f"{path.parent} is in use by process {holder.process} on {holder.host} "
+        f"({holder.command}{since}); wait for it, or end it there with `kill {holder.process}`"
     )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval.run_folder import read_stage, require_run
-from longhaul.run_folder.lock_holder import holder_of
+from longhaul.run_folder.lock import holder_of
 from recipes.checkpoints.marker import newest_checkpoint
 from recipes.spec.naming import length_from, stage_folder
 from recipes.spec.suggest import did_you_mean

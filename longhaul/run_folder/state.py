@@ -22,8 +22,7 @@ from eval.run_folder import (
     stage_names,
 )
 from longhaul.jobs.slurm_queue import SlurmJob, submitted
-from longhaul.run_folder.lock import OF_RANKS
-from longhaul.run_folder.lock_holder import Holder, holder_of, is_locked
+from longhaul.run_folder.lock import OF_RANKS, Holder, holder_of, is_locked
 from longhaul.terminal.pace import Pace, Part, ladder_left, last_lines
 from recipes.checkpoints.marker import checkpoint_facts, newest_checkpoint
 from recipes.spec.finding import Finding

@@ -13,7 +13,7 @@ from custom_modules.checkpoints.index import INDEX, CheckpointError
 from data.files.json_object import json_object
 from recipes.checkpoints.files import Reading, require_index, require_whole, saved_files, weights_of
 from recipes.checkpoints.marker import MARKER, checkpoint_facts, is_marked
-from recipes.checkpoints.reproduction import FOLDER, RECORD, shown_time
+from recipes.checkpoints.record import FOLDER, RECORD, shown_time
 
 LAYOUT = "layout.json"
 """File of a checkpoint: ranks and kinds of parallelism that wrote it. Earlier versions lack it."""

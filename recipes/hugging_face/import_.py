@@ -6,34 +6,21 @@
     FOLDER/longhaul.json    the marker of completeness, as of a finished stage of 0 steps
 
 Bits and dtype of weights do not change. The checkpoint is written by
-`recipes.checkpoints.streamed_weights` through a planner that reads each tensor when it is written,
-so memory is that of the largest one. `recipes.hugging_face.weight_map` and `convert` read and
+`recipes.checkpoints.streamed_weights`, which reads each tensor when it is written, so memory is
+that of the largest one. `recipes.hugging_face.weight_map` and `convert` read and
 convert; `recipes.hugging_face.config` and `safetensors_files` refuse unsupported models before this
 module is imported.
 """
 
-import io
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-)
-from torch.distributed.checkpoint.planner import (
-    SavePlan,
-    SavePlanner,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData
 
 from data.files.appearing import appearing
 from data.hub import TOKENIZER_FILES, matching
@@ -90,7 +77,9 @@ def write_checkpoint(
             **({} if card.stated_context is None else {NATIVE_CONTEXT: card.stated_context}),
             ORIGIN: origin_of(origin or str(source)),
         }
-        write_weights(part / "weights", _Streamed(card, stored))
+        published = _Published(card, stored)
+        states = weight_map.states(card)
+        write_weights(part / "weights", published.tensors(), states, published.read)
         write_marker(part, marker | {FILES: for_marker(described(part))})
 
 
@@ -103,67 +92,38 @@ def tokenizer_facts(source: Path) -> TokenizerFacts:
         return tokenizer.load(str(source)).save(Path(scratch) / "tokenizer")
 
 
-class _Streamed(SavePlanner):
-    """Plan one chunk per piece, and convert it when it is written."""
+class _Published:
+    """The pieces of a published model, each converted when it is read."""
 
     def __init__(self, card: ModelCard, stored: Mapping[str, Stored]) -> None:
         self._card = card
         self._stored = stored
-        self._pieces: dict[tuple[str, tuple[int, ...]], WeightShard] = {}
+        self._pieces: dict[tuple[str, torch.Size], WeightShard] = {}
         self._files: dict[Path, Any] = {}
 
-    def set_up_planner(
-        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
-    ) -> None:
-        """Do nothing: there is no state dict."""
-
-    def create_local_plan(self) -> SavePlan:
-        """Return one chunk per piece, and an empty state for each module that needs one."""
-        items = [self._item(piece) for piece in weight_map.weight_map(self._card)]
-        items += [
-            WriteItem(index=MetadataIndex(key), type=WriteItemType.BYTE_IO)
-            for key in weight_map.states(self._card)
-        ]
-        return SavePlan(items)
-
-    def _item(self, piece: WeightShard) -> WriteItem:
-        offsets = torch.Size((*piece.at, *(0 for _ in piece.shape)))
-        self._pieces[piece.megatron, tuple(offsets)] = piece
-        dtype = DTYPES[self._stored[piece.hugging_face[0]].dtype]
-        return WriteItem(
-            index=MetadataIndex(piece.megatron, offsets),
-            type=WriteItemType.SHARD,
-            tensor_data=TensorWriteData(
-                chunk=ChunkStorageMetadata(
-                    offsets=offsets, sizes=torch.Size((*(1 for _ in piece.at), *piece.shape))
+    def tensors(self) -> Iterator[tuple[str, TensorWriteData]]:
+        """Yield one chunk for each piece."""
+        for piece in weight_map.weight_map(self._card):
+            offsets = torch.Size((*piece.at, *(0 for _ in piece.shape)))
+            self._pieces[piece.megatron, offsets] = piece
+            sizes = torch.Size((*(1 for _ in piece.at), *piece.shape))
+            dtype = DTYPES[self._stored[piece.hugging_face[0]].dtype]
+            yield (
+                piece.megatron,
+                TensorWriteData(
+                    chunk=ChunkStorageMetadata(offsets=offsets, sizes=sizes),
+                    properties=TensorProperties(dtype=dtype),
+                    size=torch.Size((*piece.of, *piece.shape)),
                 ),
-                properties=TensorProperties(dtype=dtype),
-                size=torch.Size((*piece.of, *piece.shape)),
-            ),
-        )
+            )
 
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Return the plan of this single process, and the metadata of its tensors."""
-        return create_default_global_save_plan(all_plans)
+    def read(self, name: str, chunk: ChunkStorageMetadata) -> torch.Tensor:
+        """Read and convert one piece."""
+        piece = self._pieces[name, chunk.offsets]
+        part = to_megatron(piece, [self._tensor(each) for each in piece.hugging_face], self._card)
+        return part.reshape(chunk.sizes)
 
-    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Return the plan unchanged."""
-        return new_plan
-
-    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """Read, convert and return one chunk."""
-        if write_item.type == WriteItemType.BYTE_IO:
-            empty = io.BytesIO()
-            torch.save([None], empty)  # a list of one, as Megatron saves its sharded objects
-            return empty
-        offset = write_item.index.offset
-        assert offset is not None
-        piece = self._pieces[write_item.index.fqn, tuple(offset)]
-        tensors = [self._read(name) for name in piece.hugging_face]
-        part = to_megatron(piece, tensors, self._card)
-        return part.reshape(*(1 for _ in piece.at), *piece.shape)
-
-    def _read(self, name: str) -> torch.Tensor:
+    def _tensor(self, name: str) -> torch.Tensor:
         file = self._stored[name].file
         if file not in self._files:
             self._files[file] = safe_open(file, framework="pt")

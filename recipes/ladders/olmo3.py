@@ -53,5 +53,5 @@ OLMO3_32B = _ladder(
     "llama3_70b",
     tokens=100_000_000_000,
     batch=8 * M,
-    last=", and the average of the last three checkpoints (`longhaul merge`)",
+    last=", and the average of the last three checkpoints (`longhaul checkpoint average`)",
 )

@@ -44,10 +44,14 @@ from recipes.checkpoints.marker import (
     steps_taken,
     write_marker,
 )
-from recipes.checkpoints.reproduction import start_entry, start_entry_of, write_record
+from recipes.checkpoints.record import (
+    of_this_process,
+    start_entry,
+    start_entry_of,
+    write_record,
+)
 from recipes.checkpoints.rotation import rotation_before
 from recipes.checkpoints.stored import LAYOUT, require_optimizer
-from recipes.checkpoints.surroundings import of_this_process
 from recipes.checkpoints.verified import LOG, described_by_ranks
 from recipes.nemo2 import failed_saves, local_errors
 from recipes.nemo2.failed_saves import SaveFailedError

@@ -72,7 +72,7 @@ def too_full(checkpoints: Path) -> Finding | None:
         cause="the file system is nearly full; the last checkpoint is kept until the next is "
         "complete, so both have to fit",
         remedy="the training goes on; free some room, for example in another run: "
-        "`longhaul checkpoints RUN --prune --keep-last 1`",
+        "`longhaul checkpoint prune RUN --keep-last 1`",
     )
 
 

@@ -37,7 +37,7 @@ HEAVY_RECIPES = (  # rooms and modules that need torch or NeMo; all other recipe
     "recipes.resolved",
     "recipes.pretrain",
     "recipes.shipped.factories",
-    "recipes.checkpoints.merge",
+    "recipes.checkpoints.average",
     "recipes.checkpoints.rotation",
     "recipes.checkpoints.streamed_weights",
     "recipes.checkpoints.verified",

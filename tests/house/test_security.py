@@ -30,7 +30,7 @@ UNSAFE = ("load_from_checkpoint", "load_context", "unpack_archive", "extractall"
 WHOLE_ENVIRONMENT = {
     "longhaul.jobs.slurm_queue": "for squeue, without the variables that change its answer",
     "data.preparation.engines.pool": "for processes of this machine",
-    "recipes.checkpoints.surroundings": "for git; it records those of a list of names",
+    "recipes.checkpoints.record": "for git",
     "slurm.entrypoint": "to set the place of a rank by name",
     "slurm.preflight.machine": "of which checks show NCCL_* and what they are about",
     "slurm.preflight.ranks.measurement": "for a process of this machine",

@@ -66,8 +66,8 @@ def test_a_file_in_place_of_a_run_folder_is_named(answer, tmp_path):
     file = run / "run.json"
     for words in (
         ("report", file), ("report", run, file), ("status", file),
-        ("checkpoints", file), ("doctor", "run", file),
-        ("mix", "--run", file),
+        ("checkpoint", "list", file), ("doctor", "run", file),
+        ("data", "inspect", "--run", file),
     ):  # fmt: skip
         said = answer(*words).error()
         assert f"{file} is a file; expected a run folder, which has a run.json" in said

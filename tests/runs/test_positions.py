@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.checkpoints.reproduction import start_entry, start_entry_of
+from recipes.checkpoints.record import start_entry, start_entry_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -207,11 +207,11 @@ def test_a_checkpoint_is_made_again_with_the_recipe_of_its_record(trained, tmp_p
     assert (record["step"], record["ranks"], record["start"]) == (2, 2, None)
     covered = json.loads(trained.marker.read_text())["files"]
     assert {"reproduce/record.json", "reproduce/config.yaml"} <= set(covered)
-    words = ("--to-yaml", tmp_path / "again.yaml", "--out", tmp_path / "again")
-    code, out, err = answer("reproduce", checkpoint, *words)
-    assert code == 0, out
-    assert f"longhaul pretrain --yaml {tmp_path / 'again.yaml'}" in err
-    code, out, err = answer("pretrain", "--yaml", tmp_path / "again.yaml", "--dryrun")
+    assert answer("checkpoint", "diff", checkpoint).code == 0
+    stage = str(trained.stage), str(tmp_path / "again" / "stages" / STAGE)
+    recipe = (checkpoint / "reproduce" / "config.yaml").read_text().replace(*stage)
+    (tmp_path / "again.yaml").write_text(recipe)
+    code, _, err = answer("pretrain", "--yaml", tmp_path / "again.yaml", "--dryrun")
     assert code == 0, err
     log, recipe_file = str(tmp_path / "log"), str(tmp_path / "again.yaml")
     with Ranks(train_file_on_forked_rank, 2, recipe_file, log, server=NEMO) as ranks:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from slurm import starter
-from slurm.starter import Process
+from slurm.starter import process_of
 from tests import warm_start
 from tests.conditions import until
 from tests.ranks import TREE
@@ -20,8 +20,6 @@ from tests.ranks import TREE
 RANK = """
 import os, signal, subprocess, sys, time
 from slurm import starter
-if {polls}:
-    del os.pidfd_open
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 signal.signal(signal.SIGTERM, {told})
 starter.end_with_starter()
@@ -61,17 +59,16 @@ def ended(number: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("told", "polls", "seconds"),
+    ("told", "seconds"),
     [
-        ("signal.SIG_DFL", False, 600),
-        ("signal.SIG_DFL", True, 600),
-        ("lambda *_: (open('saved', 'w'), child.kill(), sys.exit())", False, 600),
-        ("signal.SIG_IGN", False, 0.5),
+        ("signal.SIG_DFL", 600),
+        ("lambda *_: (open('saved', 'w'), child.kill(), sys.exit())", 600),
+        ("signal.SIG_IGN", 0.5),
     ],
-    ids=["nothing_to_save", "without_pidfd", "saves", "deaf"],
+    ids=["nothing_to_save", "saves", "deaf"],
 )
-def test_a_rank_and_its_children_end_after_the_command_was_killed(tmp_path, told, polls, seconds):
-    variables = {**os.environ, "RANK": RANK.format(told=told, polls=polls), "PYTHONPATH": str(TREE)}
+def test_a_rank_and_its_children_end_after_the_command_was_killed(tmp_path, told, seconds):
+    variables = {**os.environ, "RANK": RANK.format(told=told), "PYTHONPATH": str(TREE)}
     words = [sys.executable, "-c", COMMAND.format(seconds=seconds)]
     with subprocess.Popen(words, cwd=tmp_path, env=variables, stdout=subprocess.PIPE) as command:
         rank, child = map(int, command.stdout.readline().split())
@@ -83,8 +80,8 @@ def test_a_rank_and_its_children_end_after_the_command_was_killed(tmp_path, told
 
 def test_a_later_process_with_the_number_of_the_command_is_not_the_command():
     number, started, _ = starter.value().split(":")
-    assert Process(int(number), int(started)).runs
-    assert not Process(int(number), int(started) - 1).runs
+    assert process_of(int(number), float(started)) is not None
+    assert process_of(int(number), float(started) - 3600) is None
 
 
 @pytest.mark.parametrize("killed", ["command", "agent"])

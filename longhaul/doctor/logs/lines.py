@@ -4,20 +4,20 @@
 A log may have any size. Its lines repeat, but for their numbers: a line is reduced to lower case
 without digits and white space, and what was concluded of it once holds for all that reduce to the
 same. Hints are looked for in all new lines of a batch at once, which is much faster than line by
-line. Only a line with a hint is parsed, and so is a pair of lines with a hint across their break: a
-terminal breaks a sentence between two words or within one, below a rank's prefix or not.
+line. Only a line with a hint is parsed, and so is a line with a hint across its end: a terminal
+breaks a sentence between two words or within one, below a rank's prefix or not.
 """
 
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import BinaryIO, NamedTuple
 
 LONGEST = 2**13
 """Bytes after which a line is read as if it were broken there."""
-AHEAD, BACK = 24, 3
-"""Lines in which the rest of a sentence is looked for, and its beginning."""
+AHEAD = 12
+"""Lines in which the rest of a sentence is looked for."""
 BATCH, MOST_SHAPES = 4096, 50_000
 """Lines that are held at once, and conclusions."""
 NARROWEST = 40
@@ -61,8 +61,6 @@ class Line(NamedTuple):
     number: int
     rank: int | None
     """The rank that wrote it, by what is in front of it."""
-    lane: int | None
-    """The number that the launcher puts first in each of its lines."""
     text: str
     width: int
     """Columns with what is in front of it."""
@@ -72,13 +70,20 @@ class Suspect(NamedTuple):
     """A line with a hint, or across whose end a hint lies."""
 
     kinds: frozenset[str]
-    line: Line
-    before: tuple[Line, ...]
-    after: tuple[Line, ...]
-    """Lines that may continue it, up to `AHEAD`."""
+    lines: list[Line]
+    """The line, and those that continue it if a terminal has broken it."""
 
 
-_Kinds = tuple[frozenset[str], frozenset[str]]
+class _Read(NamedTuple):
+    """A line as it is read, with the kinds of hints in it, and across the break before it."""
+
+    number: int
+    raw: bytes
+    own: frozenset[str] = frozenset()
+    across: frozenset[str] = frozenset()
+
+
+_END = _Read(0, b"")
 
 
 class Lines:
@@ -95,7 +100,7 @@ class Lines:
         for hint, kind in (*hints, *((word, "") for word in error_like)):
             self._hints.setdefault(hint.encode(), []).append(kind)
         self._last: deque[tuple[int, bytes]] = deque(maxlen=shown)
-        self._concluded: dict[bytes, _Kinds] = {}
+        self._concluded: dict[bytes, tuple[frozenset[str], frozenset[str]]] = {}
         self.count = 0
         """Lines read."""
         self.binary = False
@@ -110,33 +115,32 @@ class Lines:
 
     def suspects(self, file: BinaryIO) -> Iterator[Suspect]:
         """Yield the suspects of a log in order."""
-        pieces, held, kinds = self._pieces(file), list[tuple[int, bytes]](), list[_Kinds]()
-        begin, edge = 0, b""
-        while True:
-            batch = list(islice(pieces, BATCH))
-            held += batch
-            keys = []
-            for _, raw in batch:
-                shape = _reduced(raw)
-                keys.append(edge + b"\n" + shape)
-                edge = shape[-EDGE:]
-            kinds += self._concluded_of(keys)
-            for at in range(begin, len(held) - AHEAD if batch else len(held)):
-                own, across = kinds[at]
-                if "" in own:
-                    self._last.append(held[at])
-                if across and at:
-                    yield _suspect(across, held, at - 1)
-                if own - {""}:
-                    yield _suspect(own, held, at)
-            if not batch:
-                return
-            begin = max(0, len(held) - AHEAD)
-            dropped = max(0, begin - AHEAD)
-            held, kinds, begin = held[dropped:], kinds[dropped:], begin - dropped
+        ahead = deque[_Read]()
+        for read in chain(self._lines(file), repeat(_END, AHEAD + 1)):
+            ahead.append(read)
+            if len(ahead) <= AHEAD + 1:
+                continue
+            number, raw, own, _ = ahead.popleft()
+            if "" in own:
+                self._last.append((number, raw))
+            if kinds := (own | ahead[0].across) - {""}:
+                after = (_clean(one.number, one.raw) for one in ahead if one is not _END)
+                yield Suspect(kinds, _continued(_clean(number, raw), after))
 
-    def _concluded_of(self, keys: Sequence[bytes]) -> Iterator[_Kinds]:
-        """Yield the kinds of the hints in each line, and of those across the break before it."""
+    def _lines(self, file: BinaryIO) -> Iterator[_Read]:
+        """Yield each line with the kinds of its hints, and of those across the break before it."""
+        pieces, edge = self._pieces(file), b""
+        while batch := list(islice(pieces, BATCH)):
+            shapes = [_reduced(raw) for _, raw in batch]
+            edges = [edge, *(shape[-EDGE:] for shape in shapes)]
+            edge = edges.pop()
+            keys = [b"\n".join(pair) for pair in zip(edges, shapes, strict=True)]
+            self._conclude(keys)
+            for (number, raw), key in zip(batch, keys, strict=True):
+                yield _Read(number, raw, *self._concluded[key])
+
+    def _conclude(self, keys: Sequence[bytes]) -> None:
+        """Look for hints in the lines that are new, all at once."""
         if len(self._concluded) > MOST_SHAPES:
             self._concluded = {}
         new = {}
@@ -155,8 +159,6 @@ class Lines:
                 if kind and hint in both and hint not in shape and hint not in edge
             )  # fmt: skip
             self._concluded[key] = own, across
-        for key in keys:
-            yield self._concluded[key]
 
     def _pieces(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         number = 1
@@ -179,15 +181,8 @@ def _reduced(raw: bytes) -> bytes:
     return raw.translate(_LOWER, _DROPPED)
 
 
-def _suspect(kinds: frozenset[str], held: Sequence[tuple[int, bytes]], at: int) -> Suspect:
-    line = _clean(*held[at])
-    after = tuple(_clean(*one) for one in held[at + 1 : at + 1 + AHEAD])
-    before = tuple(_clean(*one) for one in held[max(0, at - BACK) : at])
-    return Suspect(kinds, line, before, after)
-
-
 def _clean(number: int, raw: bytes) -> Line:
-    text, rank, lane = _COLOUR.sub(b"", raw).decode("utf-8", errors="replace"), None, None
+    text, rank = _COLOUR.sub(b"", raw).decode("utf-8", errors="replace"), None
     width = len(text.rstrip())
     for _ in range(5):
         prefix = _PREFIX.match(text)
@@ -195,29 +190,24 @@ def _clean(number: int, raw: bytes) -> Line:
             break
         ranks = [int(one) for one in prefix.groups() if one is not None]
         if ranks:
-            lane = ranks[0] if lane is None else lane
             # A bare [N] may be a number of anything; it names a rank if nothing else does.
             rank = ranks[0] if rank is None or "rank" in prefix[0] else rank
         text = text[prefix.end() :]
-    return Line(number, rank, lane, text.strip(_BOX), width)
+    return Line(number, rank, text.strip(_BOX), width)
 
 
-def continued(line: Line, after: Sequence[Line]) -> list[Line]:
+def _continued(line: Line, after: Iterable[Line]) -> list[Line]:
     """Return a line and the lines that continue it, if a terminal has broken it.
 
-    Lines of other ranks may be between them. A broken line has no room for the next one's first
-    word, and the next one is not longer than that.
+    A broken line has no room for the next one's first word, and the next one is not longer.
     """
     sentence, widest = [line], line.width
     for one in after:
-        if one.lane not in (line.lane, None):
-            continue
-        last = sentence[-1]
-        word = one.text.split(maxsplit=1)[0] if one.text else ""
+        last, word = sentence[-1], one.text.partition(" ")[0]
         widest = max(widest, one.width)
-        if not word or _BEGINS.match(one.text) or last.width < NARROWEST:
+        if not word or one.rank not in (line.rank, None) or _BEGINS.match(one.text):
             break
-        if last.width + 1 + len(word) <= widest:
+        if last.width < NARROWEST or last.width + 1 + len(word) <= widest:
             break
         sentence.append(one)
     return sentence

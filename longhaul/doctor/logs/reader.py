@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from longhaul.doctor.logs.details import details, rank_in
 from longhaul.doctor.logs.kinds import BY_NAME, ERROR_LIKE, KINDS, ON_THE_GPU, ON_THE_HOST, Kind
-from longhaul.doctor.logs.lines import Line, Lines, Suspect, continued
-from longhaul.doctor.logs.sizes import Sizes, sizes
+from longhaul.doctor.logs.lines import Line, Lines, Suspect
+from longhaul.doctor.logs.stated import Sizes, details, rank_in, sizes
 
 TRACEBACK = 10
 """Lines of a traceback between a call that locks host memory and CUDA's error on it."""
@@ -178,17 +177,15 @@ def _earlier(fault: Fault, than: Fault) -> bool:
 
 
 def _faults(suspects: Iterator[Suspect], name: str) -> Iterator[Fault]:
-    pins, past = -TRACEBACK, dict[int | None, int]()
+    pins, past = -TRACEBACK, 0
     for suspect in suspects:
-        line = suspect.line
+        line = suspect.lines[0]
         if _PINS.search(line.text):
             pins = line.number
-        if line.number <= past.get(line.lane, 0):
-            continue  # the rest of a sentence that is read
-        told = _fault(suspect)
+        told = _fault(suspect) if line.number > past else None  # a sentence is read once
         if told is None:
             continue
-        fault, past[line.lane] = told
+        fault, past = told
         of_host = fault.kind == "device" and not fault.sizes.known
         pinned = of_host and line.number - pins < TRACEBACK
         yield replace(fault, log=name, kind="pinned" if pinned else fault.kind)
@@ -197,17 +194,10 @@ def _faults(suspects: Iterator[Suspect], name: str) -> Iterator[Fault]:
 def _fault(suspect: Suspect) -> tuple[Fault, int] | None:
     """Return the fault that a suspect tells of, and the number of the last line that was read.
 
-    A line is read alone, then with the lines that continue it, then with those before it too.
+    A line is read alone, then with the lines that continue it.
     """
-    line, kinds = suspect.line, [kind for kind in KINDS if kind.name in suspect.kinds]
-    sentence = continued(line, suspect.after)
-    chains = (
-        continued(one, [*suspect.before[at + 1 :], line]) for at, one in enumerate(suspect.before)
-    )
-    start = next((one[:-1] for one in chains if one[-1] is line), [])
-    alone, glued = _joined([line]), _joined(sentence, "")
-    whole = [_joined([*start, *sentence], glue) for glue in ("", " ")]
-    texts = list(dict.fromkeys((alone, _joined(sentence), glued, *whole)))
+    line, kinds = suspect.lines[0], [kind for kind in KINDS if kind.name in suspect.kinds]
+    texts = [_joined(suspect.lines[:1]), _joined(suspect.lines), _joined(suspect.lines, "")]
     matches = (
         (text, kind, kind.pattern.search(text))
         for follows in (False, True)  # a cause that is named further on explains the sentence
@@ -221,17 +211,16 @@ def _fault(suspect: Suspect) -> tuple[Fault, int] | None:
     memory = kind.name in (*ON_THE_GPU, *ON_THE_HOST)
     of_texts = [sizes(_one_request(one)) for one in texts] if memory else [Sizes()]
     best = max(of_texts, key=lambda one: one.known)
-    stated = dict[str, str]()
-    for one in (*whole, _joined(sentence), alone, glued):  # a number may end with its line
-        stated |= details(kind.name, one)
-    is_more = best.known > of_texts[0].known or stated != details(kind.name, alone)
-    if text == alone and is_more:
-        text = _one_request(_joined(sentence))
+    alone, spaced, glued = (details(kind.name, one) for one in texts)
+    stated = spaced | alone | glued
+    is_more = best.known > of_texts[0].known or stated != alone
+    if text == texts[0] and is_more:
+        text = _one_request(texts[1])
     rank = rank_in(text) if line.rank is None else line.rank
     return Fault(
         kind=kind.name, line=text[max(0, match.start() - BEFORE) : match.end() + AFTER],
         number=line.number, ranks=() if rank is None else (rank,), details=stated, sizes=best,
-    ), sentence[-1].number if is_more or text != alone else line.number  # fmt: skip
+    ), suspect.lines[-1].number if is_more or text != texts[0] else line.number  # fmt: skip
 
 
 def _joined(lines: Sequence[Line], glue: str = " ") -> str:

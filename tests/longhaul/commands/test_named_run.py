@@ -5,7 +5,7 @@ import pytest
 
 SEARCH = ("--stage", "tiny_2k", "--target", "8K", "--out", "divisors.json")
 COMMANDS = (
-    ("status",), ("checkpoints",), ("evaluate",), ("rope", "search", *SEARCH),
+    ("status",), ("evaluate",), ("rope", "search", *SEARCH),
     ("doctor", "run"), ("doctor", "hang"), ("doctor", "spike"), ("report",),
 )  # fmt: skip
 

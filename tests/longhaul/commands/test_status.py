@@ -12,8 +12,7 @@ import pytest
 from eval.run_folder import Evaluation, append_step, evaluation_path, write_json
 from longhaul.cli import COMMANDS
 from longhaul.jobs.slurm_queue import submitted
-from longhaul.run_folder.lock import FILE, in_use
-from longhaul.run_folder.lock_holder import is_locked
+from longhaul.run_folder.lock import FILE, in_use, is_locked
 from longhaul.run_folder.state import run_state
 from longhaul.terminal.pace import Pace, Part, duration, ladder_left
 from recipes.spec.naming import stage_folder

@@ -154,18 +154,6 @@ def test_each_fault_is_known_in_whatever_way_its_line_is_written(way):
     assert {kind for kind, _ in LINES} == {kind.name for kind in KINDS} - {"sigkill"}
 
 
-def test_sizes_are_read_over_lines_that_other_ranks_write_between():
-    ranks = [
-        [f"[rank{rank}]: {line}" for line in word_wrapped(OOM.replace("10.00", f"{rank}.00"), 76)]
-        for rank in (1, 2)
-    ]
-    log = read_text("\n".join(line for lines in zip(*ranks, strict=True) for line in lines))
-    (fault,) = log.faults
-    assert (fault.ranks, fault.count, fault.sizes.asked) == ((1, 2), 2, 2 * 2**30)
-    assert fault.sizes.capacity == 79.11 * 2**30
-    assert fault.sizes.unallocated == 1.11 * 2**30
-
-
 @pytest.mark.parametrize(
     "line",
     [

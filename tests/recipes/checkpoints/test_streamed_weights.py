@@ -10,20 +10,24 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from recipes.checkpoints.streamed_weights import write_weights
 
 
-class Of(DefaultSavePlanner):
-    """Plans a state of its own, in the order of its names."""
-
-    def __init__(self, state: dict[str, Any]) -> None:
-        super().__init__(flatten_state_dict=False)
-        self._state = state
-
-    def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
-        super().set_up_planner(self._state, **kwargs)
+def write(folder: Path, state: dict[str, Any]) -> None:
+    """Write a state, each of its tensors as one chunk."""
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    chunks = [
+        (name, TensorWriteData(
+            chunk=ChunkStorageMetadata(torch.Size((0,)), value.size()),
+            properties=TensorProperties.create_from_tensor(value), size=value.size(),
+        ))
+        for name, value in tensors.items()
+    ]  # fmt: skip
+    write_weights(folder, chunks, state.keys() - tensors, lambda name, _: tensors[name])
 
 
 def layers(count: int) -> dict[str, Any]:
@@ -39,14 +43,14 @@ def files(folder: Path) -> list[int]:
 
 def test_many_tensors_are_in_eight_files_of_about_as_many_bytes(tmp_path):
     state = layers(64)
-    write_weights(tmp_path / "weights", Of(state))
+    write(tmp_path / "weights", state)
     sizes = files(tmp_path / "weights")
     assert len(sizes) == 8
     assert max(sizes) < 1.5 * min(sizes)
     whole = tmp_path / "whole"
     whole.mkdir()
-    planner = Of(state)
-    save({}, storage_writer=FileSystemWriter(whole), planner=planner, no_dist=True)
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    save(state, storage_writer=FileSystemWriter(whole), planner=planner, no_dist=True)
     assert len(files(whole)) == 1
     read = [FileSystemReader(folder).read_metadata() for folder in (tmp_path / "weights", whole)]
     assert read[0].state_dict_metadata == read[1].state_dict_metadata
@@ -56,7 +60,7 @@ def test_many_tensors_are_in_eight_files_of_about_as_many_bytes(tmp_path):
 @pytest.mark.parametrize(("tensors", "expected"), [(0, 1), (1, 1), (2, 2), (5, 5)])
 def test_no_file_is_empty(tmp_path, tensors, expected):
     state = {f"module.{at}": torch.randn(1_000) for at in range(tensors)} or {"module.s": [1]}
-    write_weights(tmp_path / "weights", Of(state))
+    write(tmp_path / "weights", state)
     sizes = files(tmp_path / "weights")
     assert len(sizes) == expected
     assert min(sizes) > 0
@@ -64,7 +68,7 @@ def test_no_file_is_empty(tmp_path, tensors, expected):
 
 def test_megatron_reads_every_bit_of_them(tmp_path, megatron_rank):
     state = layers(20)
-    write_weights(tmp_path / "weights", Of(state))
+    write(tmp_path / "weights", state)
     weights = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     wanted = {
         name: ShardedTensor.from_rank_offsets(name, torch.empty_like(value))

@@ -43,13 +43,13 @@ def test_sha256sum_checks_every_file_of_an_export(export):
 
 
 def test_a_flipped_bit_of_an_export_is_named_wherever_it_is_read(export, answer):
-    assert answer("checkpoints", export, "--verify").out == f"{export}: verified\n"
+    assert answer("checkpoint", "verify", export).out == f"{export}: verified\n"
     shard = sorted(export.glob("*.safetensors"))[1]
     flip(shard)
     said = f"{shard} is damaged: its SHA-256 differs from what was written"
     assert said in answer("import", "--from", export).error()
     assert not Path("models").exists()
-    code, out, _ = answer("checkpoints", export, "--verify", "--json")
+    code, out, _ = answer("checkpoint", "verify", export, "--json")
     assert (code, said in out, "config.json" in out) == (1, True, False)
     kept = answer("import", "--from", export, "--no-verify")
     assert kept.code == 0
@@ -70,8 +70,7 @@ def test_a_folder_without_sums_is_taken_and_that_is_said(published, answer):
     assert (done.code, f"note: {said}" in done.err) == (0, True)
     assert not (Path("models") / published.name / "hugging_face" / SUMS).exists()
     assert (
-        f"{published} has no {SUMS} to compare"
-        in answer("checkpoints", published, "--verify").error()
+        f"{published} has no {SUMS} to compare" in answer("checkpoint", "verify", published).error()
     )
 
 

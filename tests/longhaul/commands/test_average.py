@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul merge`: the mean of an import and a stage, and what it refuses before reading one."""
+"""`longhaul checkpoint average` of an import and a stage, and what it refuses first."""
 
 import shutil
 from pathlib import Path
@@ -33,7 +33,9 @@ def models(tmp_path_factory) -> tuple[Path, Path, Path]:
 
 def test_the_mean_of_an_import_and_a_stage_is_a_stage_to_export(answer, models):
     published, start, stage = models
-    code, out, err = answer("merge", start, stage, "--to", "mean", "--share", "0.25")
+    code, out, err = answer(
+        "checkpoint", "average", start, stage, "--to", "mean", "--share", "0.25"
+    )
     assert code == 0, err
     assert out.strip() == "mean"
     assert "averaging 0.75 of" in err
@@ -55,9 +57,9 @@ def test_the_mean_of_an_import_and_a_stage_is_a_stage_to_export(answer, models):
     ],
     ids=str,
 )
-def test_what_cannot_be_merged_is_refused_first(answer, models, words, said):
+def test_what_cannot_be_averaged_is_refused_first(answer, models, words, said):
     _, start, stage = models
-    assert said in answer("merge", start, stage, "--to", "mean", *words).error()
+    assert said in answer("checkpoint", "average", start, stage, "--to", "mean", *words).error()
     assert not Path("mean").exists()
 
 
@@ -65,14 +67,14 @@ def test_a_folder_without_a_checkpoint_is_refused(answer, models, tmp_path):
     _, start, _ = models
     empty = tmp_path / "empty"
     empty.mkdir()
-    told = answer("merge", start, empty, "--to", "mean").error()
+    told = answer("checkpoint", "average", start, empty, "--to", "mean").error()
     assert "empty has no complete checkpoint; name the folder of a trained stage" in told
 
 
 def test_a_folder_that_is_not_there_is_refused_with_the_nearest_one(answer, tmp_path):
     (tmp_path / "trained").mkdir()
     (tmp_path / "file").touch()
-    for command in (("export", "--to", tmp_path / "to", "--from"), ("reproduce",)):
+    for command in (("export", "--to", tmp_path / "to", "--from"), ("checkpoint", "diff")):
         told = answer(*command, tmp_path / "trained1").error()
         near = f"there is no folder {tmp_path / 'trained1'} (did you mean {tmp_path / 'trained'}?)"
         assert f"{near}; name the folder of a trained stage or of an import" in told

@@ -17,9 +17,9 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from custom_modules.checkpoints.index import CheckpointError
 from custom_modules.gpt.model import LongContextGPT
+from recipes.checkpoints.average import _Source, average
 from recipes.checkpoints.files import described, for_marker
 from recipes.checkpoints.marker import start_checkpoint
-from recipes.checkpoints.merge import _Source, merge
 from tests.custom_modules.support import llamas
 
 MARKER = {"max_steps": 3, "seq_length": 16, "rope": {}, "temperature": 1.0}
@@ -71,7 +71,7 @@ def pair(tmp_path, megatron_rank) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize(("share", "factor"), [(0.5, 0.25), (0.0, 1.0), (1.0, -0.5), (0.1, 0.85)])
 def test_the_mean_is_that_of_every_weight_and_loads_by_megatron(pair, tmp_path, share, factor):
-    merge(*pair, tmp_path / "mean", share=share)
+    average(pair, tmp_path / "mean", share=share)
     expected = model(factor).state_dict()
     found = load(tmp_path / "mean/checkpoints/step=2", model(7.0))
     tensors = {name for name, value in expected.items() if isinstance(value, Tensor)}
@@ -100,8 +100,8 @@ def test_the_second_may_be_cut_otherwise(pair, tmp_path):
         for source in (_Source(first / "weights"), _Source(whole / "weights"))
     ]
     assert cuts[0] != cuts[1]
-    merge(first, second, tmp_path / "mean")
-    merge(first, whole, tmp_path / "mean of other cuts")
+    average((first, second), tmp_path / "mean")
+    average((first, whole), tmp_path / "mean of other cuts")
     like = model(7.0)
     expected = load(tmp_path / "mean/checkpoints/step=2", like)
     for name, value in load(tmp_path / "mean of other cuts/checkpoints/step=2", like).items():
@@ -109,7 +109,7 @@ def test_the_second_may_be_cut_otherwise(pair, tmp_path):
 
 
 def test_the_mean_is_finished_and_has_the_length_and_rotation_of_the_second(pair, tmp_path):
-    merge(*pair, tmp_path / "mean")
+    average(pair, tmp_path / "mean")
     mean = tmp_path / "mean"
     assert start_checkpoint(mean / "checkpoints") == mean / "checkpoints/step=2"
     facts = json.loads((mean / "checkpoints/step=2/longhaul.json").read_text())
@@ -121,7 +121,7 @@ def test_the_mean_has_the_recipe_of_the_second_and_its_facts_under_a_name_of_its
     pair, tmp_path
 ):
     first, second = pair
-    merge(first, second, tmp_path / "mean", share=0.25)
+    average((first, second), tmp_path / "mean", share=0.25)
     of_second, of_mean = second.parents[1], tmp_path / "mean"
     recipes = [(folder / "config.yaml").read_text() for folder in (of_second, of_mean)]
     assert recipes[0] == recipes[1]
@@ -136,7 +136,7 @@ def test_each_checkpoints_metadata_is_read_once(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(
         FileSystemReader, "read_metadata", lambda self: read.append(self.path) or whole(self)
     )
-    merge(*pair, tmp_path / "mean")
+    average(pair, tmp_path / "mean")
     assert read == [folder / "weights" for folder in pair]
 
 
@@ -144,7 +144,7 @@ def test_the_dtype_stays_and_the_mean_is_rounded_once(tmp_path, megatron_rank):
     first = save(tmp_path / "first", model(1.0, torch.bfloat16), step=1)
     where = of_stage(tmp_path / "second", step=1)
     second = save(where, model(1.03, torch.bfloat16), step=1)
-    merge(first, second, tmp_path / "mean")
+    average((first, second), tmp_path / "mean")
     found = load(tmp_path / "mean/checkpoints/step=1", model(0.0, torch.bfloat16))
     ours, theirs = model(1.0, torch.bfloat16), model(1.03, torch.bfloat16)
     for name, value in ours.state_dict().items():
@@ -173,7 +173,7 @@ def test_rows_that_pad_the_vocabulary_are_left_out(pair, tmp_path):
     for number, (one, other) in enumerate(((padded, second), (second, padded))):
         stage = of_stage(tmp_path / f"stage {number}", step=2)
         mean = tmp_path / f"mean {number}"
-        merge(one, shutil.copytree(other, stage), mean)
+        average((one, shutil.copytree(other, stage)), mean)
         step = json.loads((other / "longhaul.json").read_text())["step"]
         found = load(mean / f"checkpoints/step={step}", without)
         expected = model(0.25).state_dict()
@@ -181,7 +181,7 @@ def test_rows_that_pad_the_vocabulary_are_left_out(pair, tmp_path):
             assert torch.equal(found[f"module.{name}"], expected[name][:tokens])
     with_tokens(padded, tokens + 1)
     with pytest.raises(ValueError, match=r"is \(62, 32\) in one and \(61, 32\) in the other"):
-        merge(padded, second, tmp_path / "mean")
+        average((padded, second), tmp_path / "mean")
 
 
 def with_tokens(folder: Path, tokens: int) -> None:
@@ -190,29 +190,29 @@ def with_tokens(folder: Path, tokens: int) -> None:
     marker.write_text(json.dumps(json.loads(marker.read_text()) | {"vocabulary": tokens}))
 
 
-def test_what_cannot_be_merged_is_refused(pair, tmp_path):
+def test_what_cannot_be_averaged_is_refused(pair, tmp_path):
     first, second = pair
     with pytest.raises(ValueError, match="share is 2; the share of the second"):
-        merge(first, second, tmp_path / "mean", share=2)
+        average((first, second), tmp_path / "mean", share=2)
     with pytest.raises(ValueError, match="first exists already"):
-        merge(first, second, first)
+        average((first, second), first)
     with pytest.raises(ValueError, match=r"first has neither hugging_face/ nor its stage's"):
-        merge(second, first, tmp_path / "mean")
+        average((second, first), tmp_path / "mean")
     other = shutil.copytree(second, tmp_path / "other")
     facts = {**MARKER, "step": 2, "tokenizer": "another"}
     (other / "longhaul.json").write_text(json.dumps(facts))
     with pytest.raises(ValueError, match="different tokenizers"):
-        merge(first, other, tmp_path / "mean")
+        average((first, other), tmp_path / "mean")
     (other / "longhaul.json").unlink()
     with pytest.raises(ValueError, match="other is not a complete checkpoint"):
-        merge(first, other, tmp_path / "mean")
+        average((first, other), tmp_path / "mean")
     tied = llamas.megatron_weights(llamas.made_up_weights())
     del tied["output_layer.weight"]
     rope = llamas.RopeScaling.base_change(10_000)
     where = of_stage(tmp_path / "tied", step=1)
     without = save(where, llamas.ours(rope, tied, torch.float32, tied=True), step=1)
     with pytest.raises(ValueError, match=r"not of one model: module\.output_layer\.weight is"):
-        merge(first, without, tmp_path / "mean")
+        average((first, without), tmp_path / "mean")
     assert not (tmp_path / "mean").exists()
 
 
@@ -240,7 +240,7 @@ def test_nothing_is_published_of_weights_that_read_well_and_are_not_what_was_sav
     data = next(path for path in files if beginning in path.read_bytes())
     flip(data, data.read_bytes().index(beginning))
     with pytest.raises(CheckpointError, match=rf"{re.escape(str(data))} is damaged: its SHA-256"):
-        merge(*pair, tmp_path / "mean")
+        average(pair, tmp_path / "mean")
     assert not (tmp_path / "mean").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second"]
 
@@ -251,9 +251,9 @@ def test_the_side_files_of_an_import_are_compared_before_they_are_copied(pair, t
     config.parent.mkdir()
     config.write_text("{}")
     with_sums(second)
-    merge(first, second, tmp_path / "sound")
+    average((first, second), tmp_path / "sound")
     assert (tmp_path / "sound" / "hugging_face" / "config.json").is_file()
     flip(config, 0)
     with pytest.raises(CheckpointError, match=r"config\.json is damaged: its SHA-256 differs"):
-        merge(first, second, tmp_path / "mean")
+        average((first, second), tmp_path / "mean")
     assert not (tmp_path / "mean").exists()

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from custom_modules.rope.config import RopeScaling
+from recipes.checkpoints.average import average
 from recipes.checkpoints.marker import start_checkpoint
-from recipes.checkpoints.merge import merge
 from recipes.hugging_face.config import card_of, read_config
 from recipes.hugging_face.export import export
 from recipes.hugging_face.source_checkpoint import trained
@@ -51,7 +51,7 @@ def test_the_mean_of_an_import_and_a_stage_is_exported_and_finds_the_import(impo
     card = card_of(read_config(published), "published")
     stage = untrained(second, card, YARN, tmp_path / "run")
     mean = tmp_path / "run" / "stages" / "mean"
-    merge(first, stage / "checkpoints" / "step=5", mean)
+    average((first, stage / "checkpoints" / "step=5"), mean)
     found = trained(mean)
     assert (found.rope, found.length) == (YARN, LENGTH)
     assert found.like == second / "hugging_face"
@@ -67,7 +67,7 @@ def test_a_stage_that_began_with_the_mean_finds_the_import(imports, tmp_path):
     card = card_of(read_config(first.parent / "first"), "published")
     stage = untrained(second, card, YARN, tmp_path / "run")
     mean = tmp_path / "run" / "stages" / "mean"
-    merge(first, stage / "checkpoints" / "step=5", mean)
+    average((first, stage / "checkpoints" / "step=5"), mean)
     begun = start_checkpoint(mean / "checkpoints")
     after = tmp_path / "after" / "stages" / "next"
     shutil.copytree(begun, after / "checkpoints" / "step=5")
@@ -78,7 +78,7 @@ def test_a_stage_that_began_with_the_mean_finds_the_import(imports, tmp_path):
 
 def test_the_mean_of_two_imports_is_an_import(imports, tmp_path):
     first, second = imports
-    merge(first, second, tmp_path / "mean", share=0.25)
+    average((first, second), tmp_path / "mean", share=0.25)
     assert start_checkpoint(tmp_path / "mean") == tmp_path / "mean"
     found = trained(tmp_path / "mean")
     assert found.like == tmp_path / "mean" / "hugging_face"
@@ -93,7 +93,7 @@ def test_the_mean_is_loaded_for_evaluation(imports, tmp_path, megatron_rank):
     first, second = imports
     card = card_of(read_config(first.parent / "first"), "published")
     stage = untrained(second, card, YARN, tmp_path / "run")
-    merge(first, stage / "checkpoints" / "step=5", tmp_path / "mean")
+    average((first, stage / "checkpoints" / "step=5"), tmp_path / "mean")
     model = load_model.load(tmp_path / "mean", seq_length=LENGTH)
     published = weights(first.parent / "first")["model.norm.weight"]
     torch.testing.assert_close(model.decoder.final_layernorm.weight, 1.5 * published)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul checkpoints`: what is listed, verified, removed and averaged, and what is refused."""
+"""`longhaul checkpoint`: what is listed, verified, removed and averaged, and what is refused."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from longhaul.run_folder.lock import in_use
 from recipes.checkpoints.files import described, for_marker
 from recipes.checkpoints.marker import newest_checkpoint, start_checkpoint
 from tests.longhaul.json_units import not_numbers
-from tests.recipes.checkpoints.test_merge import load, model, of_stage, save
+from tests.recipes.checkpoints.test_average import load, model, of_stage, save
 
 FACTORS = {2: 1.0, 4: 0.5, 6: -0.9}
 """Weights of the small model at each step are these times its own."""
@@ -39,13 +39,13 @@ def steps(run: Path) -> list[int]:
 
 def test_checkpoints_are_listed_with_size_layout_and_what_is_wrong(answer, run):
     (run / "stages/tiny_16/checkpoints/step=7/weights").mkdir(parents=True)
-    code, out, _ = answer("checkpoints", run)
+    code, out, _ = answer("checkpoint", "list", run)
     assert code == 0
     assert [line.split("│")[2].strip() for line in out.splitlines() if "tiny_16 │" in line] == [
         "2", "4", "6", "7",
     ]  # fmt: skip
     assert "step=7 of tiny_16: it was not finished" in out
-    found = json.loads(answer("checkpoints", run, "--json").out)
+    found = json.loads(answer("checkpoint", "list", run, "--json").out)
     assert [*not_numbers(found)] == []
     assert [one["complete"] for one in found] == [True, True, True, False]
     assert found[0]["optimizer"] is False
@@ -55,41 +55,45 @@ def test_checkpoints_are_listed_with_size_layout_and_what_is_wrong(answer, run):
 def test_the_ranks_of_a_training_are_listed_and_none_of_an_average(answer, run, monkeypatch):
     weights = run / "stages" / "tiny_16" / "checkpoints" / "step=2" / "weights"
     monkeypatch.setenv("COLUMNS", "200")  # for all columns
-    assert answer("checkpoints", run).out.count("│ a command") == 3
+    assert answer("checkpoint", "list", run).out.count("│ a command") == 3
     index = weights / ".metadata"
     index.write_bytes(index.read_bytes() + b"optimizer.state")
-    found = json.loads(answer("checkpoints", run, "--json").out)
+    found = json.loads(answer("checkpoint", "list", run, "--json").out)
     assert [one["layout"] for one in found] == [{"ranks": 1}, {}, {}]
 
 
 def test_a_damaged_file_and_a_damaged_marker_are_named(answer, run):
     checkpoints = run / "stages" / "tiny_16" / "checkpoints"
-    assert answer("checkpoints", run, "--verify").code == 0
+    assert answer("checkpoint", "verify", run).code == 0
     (data,) = (checkpoints / "step=4" / "weights").glob("__0_0.distcp")
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
     (checkpoints / "step=2" / "longhaul.json").write_text("{")
-    code, out, _ = answer("checkpoints", run, "--verify")
+    code, out, _ = answer("checkpoint", "verify", run)
     assert code == 1
     assert f"{data} is damaged: its SHA-256 differs" in out
     assert f"{checkpoints / 'step=2' / 'longhaul.json'} is damaged" in out
     assert out.count("verified") == 1
-    code, out, _ = answer("checkpoints", run, "--prune", "--keep-last", "1")
+    folder = checkpoints / "step=4"
+    for one, damaged in ((folder, 1), (folder.with_name("step=6"), 0)):
+        code, out, _ = answer("checkpoint", "verify", one, "--json")
+        assert (code, len(json.loads(out)[0]["damaged"])) == (int(damaged > 0), damaged)
+    code, out, _ = answer("checkpoint", "prune", run, "--keep-last", "1")
     assert code == 0
     assert steps(run) == [2, 6]  # the one whose marker may be restored stays
 
 
 def test_a_policy_removes_what_it_does_not_keep_and_a_dry_run_only_says_so(answer, run):
-    prune = ("checkpoints", run, "--prune", "--keep-last", "1")
+    prune = ("checkpoint", "prune", run, "--keep-last", "1")
     code, out, _ = answer(*prune, "--dry-run")
     assert code == 0
     assert out.count("would remove") == 2
     assert "would be free" in out
     assert steps(run) == [2, 4, 6]
-    answer("checkpoints", run, "--prune", "--keep-every", "4")
+    answer("checkpoint", "prune", run, "--keep-every", "4")
     assert steps(run) == [4, 6]
-    answer("checkpoints", run, "--prune", "--keep-last", "5")
+    answer("checkpoint", "prune", run, "--keep-last", "5")
     assert steps(run) == [4, 6]
     with in_use(run / "stages" / "tiny_16"):
         assert "is in use by process" in answer(*prune).error()
@@ -105,7 +109,7 @@ def test_a_policy_removes_what_it_does_not_keep_and_a_dry_run_only_says_so(answe
 
 
 def test_the_mean_of_the_last_is_a_stage_with_the_mean_of_their_weights(answer, run, tmp_path):
-    code, out, said = answer("checkpoints", run, "--average", "3", "--to", tmp_path / "mean")
+    code, out, said = answer("checkpoint", "average", run, "--last", "3", "--to", tmp_path / "mean")
     assert code == 0, said
     found = load(tmp_path / "mean/checkpoints/step=6", model(7.0))
     expected = model(sum(FACTORS.values()) / 3).state_dict()
@@ -119,24 +123,23 @@ def test_the_mean_of_the_last_is_a_stage_with_the_mean_of_their_weights(answer, 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--average", "4", "--to", "mean"), "--average is 4, and tiny_16 has 3 complete"),
-        (("--average", "2"), "--average K and --to FOLDER go together"),
-        (("--prune",), "--prune needs to know what to keep"),
-        (("--keep-last", "2"), "--keep-last has no effect without --prune"),
-        (("--verify", "--prune", "--keep-last", "2"), "--verify and --prune are different"),
-        (("--stage", "64K"), "has no stage of 64K"),
+        (("average", "--last", "4", "--to", "mean"), "--last is 4, and tiny_16 has 3 complete"),
+        (("average", "--to", "mean"), "name a second checkpoint, or add --last K"),
+        (("average", "b", "--last", "2", "--to", "mean"), "name a second checkpoint, or add"),
+        (("prune",), "it is not known what to keep; add --keep-last N or --keep-every N"),
+        (("list", "--stage", "64K"), "has no stage of 64K"),
     ],
     ids=" ".join,
 )
 def test_options_that_do_not_fit_are_refused(answer, run, words, said):
     (run / "stages" / "tiny_16" / "stage.json").unlink()
-    assert said in answer("checkpoints", run, *words).error()
+    assert said in answer("checkpoint", words[0], run, *words[1:]).error()
     assert steps(run) == [2, 4, 6]
 
 
 def test_a_folder_that_is_not_a_run_or_has_no_checkpoint_is_refused(answer, run, tmp_path):
-    assert "there is no run folder at" in answer("checkpoints", tmp_path / "nowhere").error()
-    assert "expected a run folder" in answer("checkpoints", tmp_path).error()
+    assert "there is no run folder at" in answer("checkpoint", "list", tmp_path / "nowhere").error()
+    assert "expected a run folder" in answer("checkpoint", "list", tmp_path).error()
     shutil.rmtree(run / "stages" / "tiny_16" / "checkpoints")
     (run / "stages" / "tiny_16" / "checkpoints").mkdir()
-    assert "no checkpoint is in" in answer("checkpoints", run).error()
+    assert "no checkpoint is in" in answer("checkpoint", "list", run).error()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The weighted mean of checkpoints of one model, as a checkpoint.
 
-    out = (1 - share) * first + share * second        summed in fp64, in the dtype of `first`
-    out = (first + ... + last) / k                    `average`, of k checkpoints
+    out = (first + ... + last) / k                    summed in fp64, in the dtype of `first`
+    out = (1 - share) * first + share * second        of two
 
 LongRecipe (arXiv 2409.00509, eq. 7) averages the model before any extension and the one after its
 annealing, half each, to restore its quality at short context. All are in Megatron's `torch_dist`
@@ -10,16 +10,15 @@ format and may have been written under different layouts: a tensor is identified
 its place in the whole. One chunk at a time is read from each and written, so memory is that of the
 largest chunk, one layer. Optimizers and rows that pad the vocabulary are left out.
 
-The result has the form of the second, or last: a stage folder, which another stage can start from
-and which can be evaluated and exported; or an import, if that is one.
+The result has the form of the last: a stage folder, which another stage can start from and which
+can be evaluated and exported; or an import, if that is one.
 
-    OUT/config.yaml, stage.json          the second's recipe, which names its start, and facts
-    OUT/checkpoints/step=N/              weights and marker, N the second's step
+    OUT/config.yaml, stage.json          the last's recipe, which names its start, and facts
+    OUT/checkpoints/step=N/              weights and marker, N the last's step
 
-    OUT/                                 weights, marker and hugging_face/ of a second import
+    OUT/                                 weights, marker and hugging_face/ of an import
 """
 
-import io
 import json
 import os
 import shutil
@@ -31,25 +30,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
-    Metadata,
     MetadataIndex,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    LoadPlanner,
-    ReadItem,
-    SavePlan,
-    SavePlanner,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
+from torch.distributed.checkpoint.planner import LoadPlan, TensorWriteData
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from data.files.whole import folder_beside
@@ -83,39 +72,29 @@ STAGE = "stage.json"
 """Record of a stage that a run's report reads (`eval.run_folder.StageRecord`)."""
 
 
-def merge(first: Path, second: Path, out: Path, *, share: float = 0.5) -> None:
-    """Write the mean of two complete checkpoints as a new stage or import.
+def average(checkpoints: Sequence[Path], out: Path, *, share: float | None = None) -> None:
+    """Write the mean of complete checkpoints as a new stage or import.
 
-    `share` is the weight of the second, a checkpoint in the folder of its stage or an import, whose
-    recipe, length, rotation and tokenizer the mean gets. `out` is written atomically. Raises
-    ValueError for a share outside 0 to 1, for incomplete checkpoints, for different models or
-    tokenizers, for a second without its stage's recipe, if `out` exists, and if a file of the two
-    is damaged.
+    `share` is the weight of the second of two; None: all have the same weight. The mean gets
+    recipe, length, rotation and tokenizer of the last, which is in the folder of its stage or an
+    import. `out` is written atomically. Raises ValueError for incomplete checkpoints, for different
+    models or tokenizers, for a last one without its stage's recipe, if `out` exists, and if a file
+    of a checkpoint is damaged.
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"share is {share}; the share of the second checkpoint must be 0 to 1")
-    said = f"{1 - share:g} of {first} and {share:g} of {second}"
-    _write_mean((first, second), (1 - share, share), out, said)
-
-
-def average(checkpoints: Sequence[Path], out: Path) -> None:
-    """Write the mean of several checkpoints, in the form of the last, as `merge` does."""
     if len(checkpoints) < 2:
         raise ValueError(f"a mean is of at least 2 checkpoints, not of {len(checkpoints)}")
-    said = f"the mean of {', '.join(map(str, checkpoints))}"
-    _write_mean(checkpoints, [1.0] * len(checkpoints), out, said)
-
-
-def _write_mean(
-    checkpoints: Sequence[Path], weights: Sequence[float], out: Path, said: str
-) -> None:
+    first, last = checkpoints[0], checkpoints[-1]
+    weights, start = [1.0] * len(checkpoints), f"the mean of {', '.join(map(str, checkpoints))}"
+    if share is not None:
+        if not 0 <= share <= 1:
+            raise ValueError(f"share is {share}; the share of the second checkpoint must be 0 to 1")
+        weights, start = [1 - share, share], f"{1 - share:g} of {first} and {share:g} of {last}"
     if out.exists():
-        raise ValueError(f"{out} exists already; merge into a new folder")
+        raise ValueError(f"{out} exists already; write the mean into a new folder")
     require_folder(out, "the mean's folder")
     facts = [_complete(folder) for folder in checkpoints]
-    first, last = checkpoints[0], checkpoints[-1]
-    for folder, found in zip(checkpoints, facts, strict=True):
-        if differing_tokenizer(found, facts[0]):
+    for folder, of_folder in zip(checkpoints, facts, strict=True):
+        if differing_tokenizer(of_folder, facts[0]):
             raise ValueError(f"{first} and {folder} were trained with different tokenizers")
     imported, stage = (last / HUGGING_FACE).is_dir(), last.absolute().parent.parent
     if not imported and not (stage / RECIPE).is_file():
@@ -129,21 +108,21 @@ def _write_mean(
     step = int(facts[-1]["step"])
     with folder_beside(out) as part:
         checkpoint = part if imported else part / "checkpoints" / f"step={step}"
-        with ExitStack() as read:
+        with ExitStack() as reading:
             for folder in checkpoints:
-                read.enter_context(verified(folder))
+                reading.enter_context(verified(folder))
             sources = [
-                _Source(folder / "weights", found.get(VOCABULARY))
-                for folder, found in zip(checkpoints, facts, strict=True)
+                _Source(folder / "weights", of_folder.get(VOCABULARY))
+                for folder, of_folder in zip(checkpoints, facts, strict=True)
             ]
             for folder, source in zip(checkpoints, sources, strict=True):
                 _require_same(sources[0], source, names=(first, folder))
-            write_weights(checkpoint / "weights", _Mean(sources, weights))
+            _write_mean(checkpoint / "weights", sources, weights)
         if imported:
             require_undamaged(last, HUGGING_FACE)
             shutil.copytree(last / HUGGING_FACE, part / HUGGING_FACE)
         else:
-            _describe(stage, part, out.name, said)
+            _describe(stage, part, out.name, start)
         marker = {**facts[-1], "max_steps": step, FILES: for_marker(described(checkpoint))}
         write_marker(checkpoint, marker)
         os.replace(part, out)
@@ -151,10 +130,10 @@ def _write_mean(
 
 def _complete(folder: Path) -> dict[str, Any]:
     """Return the marker of a complete checkpoint; raise ValueError for any other folder."""
-    found = checkpoint_facts(folder)
-    if found is None:
+    facts = checkpoint_facts(folder)
+    if facts is None:
         raise ValueError(f"{folder} is not a complete checkpoint; name a folder with {MARKER}")
-    return found
+    return facts
 
 
 def _describe(stage: Path, to: Path, name: str, start: str) -> None:
@@ -188,9 +167,8 @@ class _Source:
         """Return a chunk of a tensor, which the files may store in other chunks."""
         entry = self.tensors[name]
         part = torch.empty(chunk.sizes, dtype=entry.properties.dtype)
-        planner = _OneChunk(part, create_read_items_for_chunk_list(name, entry, [chunk]))
-        plan = self.reader.prepare_local_plan(planner.create_local_plan())
-        self.reader.read_data(plan, planner).wait()
+        plan = LoadPlan(create_read_items_for_chunk_list(name, entry, [chunk]))
+        self.reader.read_data(self.reader.prepare_local_plan(plan), _IntoOne(part)).wait()
         return part
 
 
@@ -210,97 +188,35 @@ def _unpadded(entry: TensorStorageMetadata, tokens: int | None) -> TensorStorage
     return replace(entry, size=torch.Size((tokens, *entry.size[1:])), chunks=chunks)
 
 
-class _OneChunk(LoadPlanner):
-    """Read into one tensor."""
+class _IntoOne(DefaultLoadPlanner):
+    """Read every item into its place in one tensor."""
 
-    def __init__(self, part: Tensor, items: list[ReadItem]) -> None:
+    def __init__(self, part: Tensor) -> None:
+        super().__init__()
         self._part = part
-        self._items = items
 
-    def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: the items are given."""
-
-    def create_local_plan(self) -> LoadPlan:
-        """Return the items to read."""
-        return LoadPlan(self._items)
-
-    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans unchanged: one process reads."""
-        return global_plan
-
-    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """Return the plan as it is."""
-        return central_plan
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Raise an error for anything but a tensor; none is requested."""
-        raise NotImplementedError(read_item)
-
-    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        """Return the destination of an item."""
-        place = self._part
-        for dim, (start, length) in enumerate(
-            zip(read_item.dest_offsets, read_item.lengths, strict=True)
-        ):
-            place = place.narrow(dim, start, length)
-        return place
-
-    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """Do nothing: the tensor was read in place."""
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        """Return the tensor."""
+        return self._part
 
 
-class _Mean(SavePlanner):
-    """Plan the chunks of the first checkpoint, and compute each when it is written."""
+def _write_mean(folder: Path, sources: Sequence[_Source], weights: Sequence[float]) -> None:
+    """Write the weighted mean of all sources, in the chunks of the first."""
 
-    def __init__(self, sources: Sequence[_Source], weights: Sequence[float]) -> None:
-        self._first = sources[0]
-        self._sources = sources
-        self._weights = weights
-
-    def set_up_planner(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: there is no state dict."""
-
-    def create_local_plan(self) -> SavePlan:
-        """Return the chunks of each tensor, and an empty state for each module that needs one."""
-        items = [
-            WriteItem(
-                index=MetadataIndex(name, chunk.offsets),
-                type=WriteItemType.SHARD,
-                tensor_data=TensorWriteData(
-                    chunk=chunk, properties=entry.properties, size=entry.size
-                ),
-            )
-            for name, entry in self._first.tensors.items()
-            for chunk in entry.chunks
-        ]
-        states = [
-            WriteItem(index=MetadataIndex(name), type=WriteItemType.BYTE_IO)
-            for name in self._first.states
-        ]
-        return SavePlan(items + states)
-
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Return the plans and the metadata of the checkpoint."""
-        return create_default_global_save_plan(all_plans)
-
-    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Return the plan as it is."""
-        return new_plan
-
-    def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
-        """Return the mean of a chunk; the state of modules is empty, as before a first step."""
-        if write_item.type == WriteItemType.BYTE_IO:
-            empty = io.BytesIO()
-            torch.save([None], empty)  # a list of one, as Megatron saves its sharded objects
-            return empty
-        assert write_item.tensor_data is not None
-        name, chunk = write_item.index.fqn, write_item.tensor_data.chunk
-        first = self._first.chunk(name, chunk)
-        mean, total = first.double(), self._weights[0]
-        for source, weight in zip(self._sources[1:], self._weights[1:], strict=True):
+    def mean(name: str, chunk: ChunkStorageMetadata) -> Tensor:
+        first = sources[0].chunk(name, chunk)
+        result, total = first.double(), weights[0]
+        for source, weight in zip(sources[1:], weights[1:], strict=True):
             total += weight
-            mean = torch.lerp(mean, source.chunk(name, chunk).double(), weight / total)
-        return mean.to(first.dtype)
+            result = torch.lerp(result, source.chunk(name, chunk).double(), weight / total)
+        return result.to(first.dtype)
+
+    chunks = (
+        (name, TensorWriteData(chunk=chunk, properties=entry.properties, size=entry.size))
+        for name, entry in sources[0].tensors.items()
+        for chunk in entry.chunks
+    )
+    write_weights(folder, chunks, sources[0].states, mean)
 
 
 def _require_same(first: _Source, second: _Source, *, names: tuple[Path, Path]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`longhaul reproduce` on records that the functions of a save have written, without a training."""
+"""`longhaul checkpoint diff` of records that the functions of a save have written."""
 
 import json
 import os
@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recipes.checkpoints import reproduction, surroundings
+from recipes.checkpoints import record as recording
 from recipes.checkpoints.files import FILES, described, for_marker
 from recipes.checkpoints.marker import write_marker
-from recipes.checkpoints.reproduction import (
+from recipes.checkpoints.record import (
     FOLDER,
     RECORD,
-    recipe_elsewhere,
+    code,
     start_entry,
     start_entry_of,
+    withheld_text,
     write_record,
 )
-from recipes.checkpoints.surroundings import code, environment, withheld_text
 from tests.longhaul.commands.test_status import make_run
 from tests.longhaul.test_light_commands import after
 
@@ -73,35 +73,35 @@ class Saved:
 
 @pytest.fixture
 def saved(tmp_path) -> Saved:
-    surroundings.of_this_process.cache_clear()
+    recording.of_this_process.cache_clear()
     return Saved(tmp_path)
 
 
 def test_nothing_differs_where_it_was_made_and_nothing_heavy_is_imported(saved, answer):
-    code_, out, err = answer("reproduce", saved.stage)
+    code_, out, err = answer("checkpoint", "diff", saved.stage)
     assert code_ == 0, err
     assert out.splitlines()[0].startswith(
         f"{saved.checkpoint}: step 2 of tiny_512, saved {saved.record['saved']} by 2 ranks"
     )
-    assert "nothing differs here" in out
-    assert "longhaul reproduce " in err
-    done = after("reproduce", str(saved.checkpoint), "--json")
+    assert "nothing differs" in out
+    done = after("checkpoint", "diff", str(saved.checkpoint), "--json")
     assert done.returncode == 0, done.stderr
     content = json.loads(done.stdout)
     assert content["differences"] == []
-    assert content["record"] == saved.record
-    assert content["recipe"] == str(saved.checkpoint / FOLDER / "config.yaml")
+    assert content["records"] == [saved.record]
 
 
 def test_of_a_run_the_newest_stage_with_a_complete_checkpoint_is_named(answer, tmp_path):
     for saved, name in (((40, 8), "tiny_2k"), ((40, 0), "tiny_512"), ((0, 8), "tiny_2k")):
         run = make_run(tmp_path / f"{saved}", saved=saved)
         (run / "stages/tiny_8k/checkpoints/step=3").mkdir(parents=True)
-        told = answer("reproduce", run).error()
+        told = answer("checkpoint", "diff", run).error()
         assert f"is a run; name one of its stages: {run / 'stages' / name}" in told
     run = make_run(tmp_path / "none", saved=(0, 0))
-    assert f"{run} is a run without a complete checkpoint" in answer("reproduce", run).error()
-    told = answer("reproduce", run / "run.json").error()
+    assert (
+        f"{run} is a run without a complete checkpoint" in answer("checkpoint", "diff", run).error()
+    )
+    told = answer("checkpoint", "diff", run / "run.json").error()
     assert f"{run / 'run.json'} is a file; name the folder" in told
 
 
@@ -109,111 +109,111 @@ def test_a_copied_run_is_listed_with_the_time_of_the_record(saved, answer):
     saved.save({"saved": "2026-01-02 03:04 UTC"})
     without = saved.start / "longhaul.json"
     os.utime(without, (1e9, 1e9))  # of a checkpoint without a record
-    found = json.loads(answer("checkpoints", saved.stage.parents[1], "--json").out)
+    found = json.loads(answer("checkpoint", "list", saved.stage.parents[1], "--json").out)
     assert [one["saved"] for one in found] == ["2001-09-09 01:46 UTC", "2026-01-02 03:04 UTC"]
 
 
 def test_every_difference_is_a_row_and_the_exit_code_is_1(saved, answer, monkeypatch):
     record = saved.record
-    changed_code = {"commit": 40 * "0", "changes_sha256": 64 * "1", "changed_files": ["a.py"]}
     saved.save({
         "versions": record["versions"] | {"torch": "1.0", "apex": "0.1"},
-        "code": record["code"] | changed_code,
+        "code": record["code"] | {"commit": 40 * "0", "changes_sha256": 64 * "1"},
         "machine": record["machine"] | {"gpus": {"NVIDIA H100": 8}},
+        "image": "longhaul 0.1.0 on nemo:25.11",
     })  # fmt: skip
     (saved.store / "manifest.json").write_text("{ }")
-    monkeypatch.setenv("NCCL_ALGO", "Ring")
-    found, out, err = answer("reproduce", saved.checkpoint)
+    found, out, err = answer("checkpoint", "diff", saved.checkpoint)
     assert found == 1, err
-    here = record["versions"]["torch"]
     rows = {
-        "versions: torch": ("1.0", here),
-        "versions: apex": ("0.1", "absent"),
-        "code: commit": ("0" * 12,),
-        "code: changes against the commit": ("1" * 12, "a.py"),
-        "machine: gpus": ("8 x NVIDIA H100",),
-        "environment: NCCL_ALGO": ("absent", "Ring"),
-        f"store: manifest of {saved.store}": (record["store"]["manifest_sha256"][:12],),
+        "versions.torch": ("1.0", record["versions"]["torch"]),
+        "versions.apex": ("0.1", "absent"),
+        "code.commit": ("0" * 12,),
+        "code.changes_sha256": ("1" * 12,),
+        "machine.gpus.NVIDIA H100": ("8", "absent"),
+        "image": ("longhaul 0.1.0 on nemo:25.11", "absent"),
+        "store.manifest_sha256": (record["store"]["manifest_sha256"][:12],),
     }
     for what, words in rows.items():
         line = next((line for line in out.splitlines() if what in line), "")
         assert all(word in line for word in words), (what, out)
     assert f"its code: git checkout {40 * '0'}" in err
     shutil.rmtree(saved.store)
-    found, out, _ = answer("reproduce", saved.checkpoint, "--json")
+    (row,) = (row for row in differences(answer, saved) if row["what"].startswith("store"))
+    assert row["second"] == "absent"
+
+
+def differences(answer, saved: Saved, *words: str) -> list[dict]:
+    """Return the differences of the checkpoint, which has some."""
+    found, out, _ = answer("checkpoint", "diff", saved.checkpoint, *words, "--json")
     assert found == 1
-    (store,) = (row for row in json.loads(out)["differences"] if row["group"] == "store")
-    assert store["here"] == "absent"
+    return json.loads(out)["differences"]
 
 
-def test_the_recipe_is_written_for_another_run_folder(saved, answer, tmp_path):
-    words = ("--to-yaml", tmp_path / "again.yaml", "--out", tmp_path / "again")
-    found, _, err = answer("reproduce", saved.checkpoint, *words)
-    assert found == 0, err
-    assert f"longhaul pretrain --yaml {tmp_path / 'again.yaml'}" in err
-    written = yaml.safe_load((tmp_path / "again.yaml").read_text())
-    stage = tmp_path / "again" / "stages" / "tiny_512"
-    assert written["log"]["ckpt"]["dirpath"] == str(stage / "checkpoints")
-    assert written["resume"]["resume_from_directory"] == str(stage / "checkpoints")
-    assert written["resume"]["start"] == str(saved.start)
-    found, _, err = answer(
-        "reproduce", saved.checkpoint, "--to-yaml", "b.yaml", "--out", tmp_path / "run"
-    )
-    assert (found, "has tiny_512 already" in err) == (2, True)
-    elsewhere, _ = recipe_elsewhere(saved.stage / "config.yaml", tmp_path / "x", tmp_path / "y")
-    assert elsewhere["data"]["store"] == str(tmp_path / "y")
+def test_two_checkpoints_differ_in_recipe_store_and_cluster_file(saved, answer, tmp_path):
+    (saved.stage / recording.SUBMITTED).write_text('{"commit": "abc", "cluster": "/a/site.yaml"}')
+    (saved.stage / recording.CLUSTER).write_text("executor: slurm\n")
+    saved.save()
+    other = Saved(tmp_path / "other")
+    (other.store / "manifest.json").write_text("{ }")
+    for each in (saved, other):
+        recipe = {"trainer": {"max_steps": 2, "seed": 1 if each is saved else 2}}
+        (each.stage / "config.yaml").write_text(yaml.safe_dump(recipe))
+        each.save()
+    rows = {row["what"]: row for row in differences(answer, saved, str(other.checkpoint))}
+    assert set(rows) == {
+        "store.manifest_sha256", "start.path", "cluster.path", "cluster.sha256",
+        "recipe.trainer.seed",
+    }  # fmt: skip
+    assert (rows["recipe.trainer.seed"]["first"], rows["cluster.path"]["second"]) == ("1", "absent")
+    code_, out, _ = answer("checkpoint", "diff", saved.checkpoint, saved.checkpoint)
+    assert (code_, "nothing differs" in out) == (0, True)
+    (row,) = differences(answer, saved)  # the cluster file is not here
+    assert (row["what"], row["second"]) == ("cluster.sha256", "absent")
+    told = answer("checkpoint", "diff", saved.stage, other.stage, "--store", "x").error()
+    assert "--store is where the store is here; leave it out with two checkpoints" in told
 
 
-@pytest.mark.parametrize("through_a_link", [False, True])
-def test_the_recipe_is_not_written_into_the_checkpoint(saved, answer, tmp_path, through_a_link):
-    recipe = saved.checkpoint / FOLDER / "config.yaml"
-    before, to = recipe.read_bytes(), recipe
-    if through_a_link:
-        to = tmp_path / "link.yaml"
-        to.symlink_to(recipe)
-    words = ("--to-yaml", to, "--out", tmp_path / "again")
-    found, out, err = answer("reproduce", saved.checkpoint, *words)
-    assert (found, out) == (2, "")
-    assert f"--to-yaml {to} is inside the checkpoint {saved.checkpoint}" in " ".join(err.split())
-    assert recipe.read_bytes() == before
-    assert answer("reproduce", saved.checkpoint)[0] == 0
+def test_a_record_of_an_earlier_version_is_compared(saved, answer):
+    record = saved.record
+    saved.save({
+        "environment": {"NCCL_ALGO": "Ring"}, "code": record["code"] | {"changed_files": []},
+        "machine": record["machine"] | {"system": "Linux x86_64", "cpus": 1},
+    })  # fmt: skip
+    code_, out, _ = answer("checkpoint", "diff", saved.checkpoint)
+    assert (code_, "nothing differs" in out) == (0, True)
 
 
 def test_another_start_or_none_is_a_difference_and_a_newer_one_is_not_taken(saved, answer):
     newer = saved.start.with_name("step=5")
     newer.mkdir()
     write_marker(newer, {"step": 5, "max_steps": 5, "tokenizer": "t"})
-    assert answer("reproduce", saved.checkpoint)[0] == 0
+    assert answer("checkpoint", "diff", saved.checkpoint)[0] == 0
     (recorded,) = start_entry_of(saved.checkpoint).values()
     assert (recorded["path"], recorded["step"]) == (str(saved.start), 4)
     write_marker(saved.start, saved.trained_before | {"trained_on": "other"})
-    found, out, _ = answer("reproduce", saved.checkpoint)
+    found, out, _ = answer("checkpoint", "diff", saved.checkpoint)
     assert found == 1
-    (line,) = (line for line in out.splitlines() if "start: checkpoint" in line)
+    (line,) = (line for line in out.splitlines() if "start." in line)
     assert recorded["marker_sha256"][:12] in line
     assert "absent" not in line
     shutil.rmtree(saved.start)
-    found, out, _ = answer("reproduce", saved.checkpoint, "--json")
-    assert found == 1
-    (row,) = json.loads(out)["differences"]
-    assert row == {
-        "group": "start", "what": f"checkpoint {saved.start}", "here": "absent",
-        "recorded": f"step 4, {recorded['marker_sha256']}",
-    }  # fmt: skip
+    rows = differences(answer, saved)
+    assert {row["what"] for row in rows} == {"start.path", "start.step", "start.marker_sha256"}
+    assert {row["second"] for row in rows} == {"absent"}
 
 
 def test_a_checkpoint_that_is_not_ours_is_compared_by_its_presence(saved, answer, tmp_path):
     start = tmp_path / "imported"
     (start / "weights").mkdir(parents=True)
     saved.save(start_entry(start))
-    assert answer("reproduce", saved.checkpoint)[0] == 0
+    assert answer("checkpoint", "diff", saved.checkpoint)[0] == 0
     shutil.rmtree(start)
-    assert answer("reproduce", saved.checkpoint)[0] == 1
+    assert answer("checkpoint", "diff", saved.checkpoint)[0] == 1
 
 
 def test_a_record_that_names_no_start_says_so_and_random_weights_are_one(saved, answer):
     saved.save(start_entry(None))
-    found, _, err = answer("reproduce", saved.checkpoint)
+    found, _, err = answer("checkpoint", "diff", saved.checkpoint)
     assert (found, "is not recorded" in err) == (0, False)
     path = saved.checkpoint / FOLDER / RECORD
     before = {key: value for key, value in saved.record.items() if key != "start"}
@@ -221,7 +221,7 @@ def test_a_record_that_names_no_start_says_so_and_random_weights_are_one(saved, 
     (saved.checkpoint / "longhaul.json").unlink()
     facts = {"step": 2, "max_steps": 2, "tokenizer": "t"}
     write_marker(saved.checkpoint, facts | {FILES: for_marker(described(saved.checkpoint))})
-    found, _, err = answer("reproduce", saved.checkpoint)
+    found, _, err = answer("checkpoint", "diff", saved.checkpoint)
     assert (found, "the stage started from is not recorded" in err) == (0, True)
     assert start_entry_of(saved.checkpoint) == {}
 
@@ -237,20 +237,12 @@ def test_a_record_that_names_no_start_says_so_and_random_weights_are_one(saved, 
 )
 def test_a_damaged_or_missing_record_is_refused_by_name(saved, answer, harm, said):
     harm(saved.checkpoint / FOLDER)
-    found, out, err = answer("reproduce", saved.checkpoint)
+    found, out, err = answer("checkpoint", "diff", saved.checkpoint)
     assert (found, out) == (2, "")
     assert said in err
 
 
-def test_no_secret_is_recorded(saved, monkeypatch):
-    for name in ("NCCL_AUTH_TOKEN", "NVTE_API_KEY", "HF_TOKEN", "WANDB_API_KEY"):
-        monkeypatch.setenv(name, "a value of it")
-    monkeypatch.setenv("NCCL_CONF_FILE", f"/{SECRET}")
-    monkeypatch.setenv("NCCL_IB_HCA", "mlx5")
-    found = environment()
-    assert found["NCCL_IB_HCA"] == "mlx5"
-    assert "a value of it" not in found.values()
-    assert SECRET not in str(found)
+def test_no_secret_is_recorded(saved):
     (saved.stage / "config.yaml").write_text(f"a: 1\nlogger: {{api_key: '{SECRET}'}}\n")
     shutil.rmtree(saved.checkpoint / FOLDER)
     saved.save()
@@ -264,13 +256,6 @@ def test_no_secret_is_recorded(saved, monkeypatch):
         assert withheld_text("it", line), line
     for line in ("tokens_per_batch=8192000000", "tokenizer = AutoTokenizer(path)", "key: value"):
         assert not withheld_text("it", line), line
-
-
-def test_what_megatron_sets_while_it_builds_a_model_is_not_told_as_a_difference(monkeypatch):
-    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("NVTE_DEBUG", "1")
-    assert {name for name in environment() if name.startswith("NVTE_")} == {"NVTE_DEBUG"}
 
 
 def git(tree: Path, *words: str) -> str:
@@ -288,8 +273,8 @@ def test_the_changes_of_a_tree_make_it_again_from_its_commit(tmp_path):
     git(tree, "add", ".")
     git(tree, "commit", "-qm", "first")
     assert code(tree)[0] == {
-        "commit": git(tree, "rev-parse", "HEAD"), "changes_sha256": "", "changed_files": [],
-        "new_files": {}, "withheld": "",
+        "commit": git(tree, "rev-parse", "HEAD"), "changes_sha256": "", "new_files": {},
+        "withheld": "",
     }  # fmt: skip
     git(tree, "clone", "-q", ".", str(tmp_path / "clone"))
     (tree / "recipes" / "a.py").write_bytes("uno = 1  # \xe4\n".encode("latin-1"))
@@ -297,7 +282,6 @@ def test_the_changes_of_a_tree_make_it_again_from_its_commit(tmp_path):
     (tree / "recipes" / "new.py").write_text("new = 1\n")
     (tree / "recipes" / "notes.txt").write_text("not code\n")
     found, changes = code(tree)
-    assert found["changed_files"] == ["recipes/a.py", "recipes/b.bin"]
     assert list(found["new_files"]) == ["recipes/new.py"]
     (tmp_path / "changes.diff").write_bytes(changes)
     git(tmp_path / "clone", "apply", str(tmp_path / "changes.diff"))
@@ -328,28 +312,28 @@ def test_a_git_that_fails_is_not_taken_for_no_changes(saved, answer, monkeypatch
     assert (found["commit"], found["changes_sha256"], changes) == (commit, "", b"")
     assert found["withheld"] == "git could not say what has changed"
 
-    def row() -> dict:
-        _, out, _ = answer("reproduce", saved.checkpoint, "--json")
-        rows = {each["what"]: each for each in json.loads(out)["differences"]}
-        return rows["changes against the commit"]
-
     recorded = saved.record["code"]
     saved.save({"code": found})
-    assert row()["recorded"] == "not known"
-    assert "not recorded: git could not say" in answer("reproduce", saved.checkpoint)[2]
+    rows = {row["what"]: row for row in differences(answer, saved)}
+    assert rows["code.withheld"]["first"] == found["withheld"]
+    assert "not recorded: git could not say" in answer("checkpoint", "diff", saved.checkpoint)[2]
+    monkeypatch.setattr(recording, "code", lambda: (found, changes))
+    recording.of_this_process.cache_clear()
+    assert [row["what"] for row in differences(answer, saved)] == ["code.withheld"]
     saved.save({"code": recorded})
-    monkeypatch.setattr(surroundings, "code", lambda: (found, changes))
-    assert row()["here"] == "not known"
+    rows = {row["what"]: row for row in differences(answer, saved)}
+    assert rows["code.withheld"]["second"] == found["withheld"]
+    recording.of_this_process.cache_clear()
 
 
 def test_without_git_the_commit_is_the_one_of_the_submission(saved, monkeypatch, tmp_path):
-    monkeypatch.setattr(surroundings.shutil, "which", lambda _: None)
-    surroundings.of_this_process.cache_clear()
+    monkeypatch.setattr(recording.shutil, "which", lambda _: None)
+    recording.of_this_process.cache_clear()
     saved.save()
     assert saved.record["code"]["commit"] == ""
-    (saved.stage / reproduction.SUBMITTED).write_text('{"commit": "abc"}')
-    (saved.stage / reproduction.CLUSTER).write_text("executor: slurm\n")
+    (saved.stage / recording.SUBMITTED).write_text('{"commit": "abc"}')
+    (saved.stage / recording.CLUSTER).write_text("executor: slurm\n")
     saved.save()
-    surroundings.of_this_process.cache_clear()
+    recording.of_this_process.cache_clear()
     assert saved.record["code"]["commit"] == "abc"
     assert (saved.checkpoint / FOLDER / "cluster.yaml").read_text() == "executor: slurm\n"
