@@ -302,7 +302,7 @@ def tokenizers(
     as_json: Json = False,
 ) -> None:
     """Compare tokenizers on held-out text: tokens of a document, and cost of the vocabulary."""
-    from data.tokenization.comparison import QUANTILES, compare, sample
+    from data.tokenizer_comparison import QUANTILES, compare, sample
     from longhaul.pages.data_page import show_tokenizers
     from recipes.shipped.named import card_named
 

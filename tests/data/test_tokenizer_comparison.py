@@ -8,8 +8,8 @@ import pytest
 
 from data.prepare import HELDOUT_FRACTION, content_hash, prepare
 from data.readers import SourceError
-from data.tokenization.comparison import QUANTILES, Sample, compare, sample
 from data.tokenization.tokenizer import DocumentTokenizer, train
+from data.tokenizer_comparison import QUANTILES, Sample, compare, sample
 
 
 @pytest.fixture(scope="module")
