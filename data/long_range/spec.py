@@ -25,6 +25,7 @@ And some kinds take these:
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -116,9 +117,9 @@ class Spec:
         return f"{PREFIX}{self.kind},{','.join(words)}"
 
 
-def _or(names: object) -> str:
-    *others, last = names  # type: ignore[misc]
-    return f"{', '.join(others)} or {last}"
+def _or(names: Iterable[str]) -> str:
+    words = list(names)
+    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def _value(source: str, name: str, value: str) -> object:
