@@ -35,7 +35,6 @@ def numbers_of(answered) -> int:
         ("plan", "llama3_8b", "--ladder", "prolong", "--nodes", "4"),
         ("batch", "--seq", "64K", "--tokens-per-batch", "4M", "--dp", "8"),
         ("clusters",),
-        ("sources",),
         ("doctor", "oom", "--factory", "llama3_8b_nemo_64k"),
         ("doctor", "slow", "--factory", "llama3_8b_nemo_64k"),
         ("rope", "--card", "tiny", "--method", "linear:factor=4"),
