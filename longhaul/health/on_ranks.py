@@ -51,10 +51,9 @@ class Health(Callback):
     def __init__(self, folder: str, alert: str = "") -> None:
         """Take the stage's folder and the user's alert command."""
         self.folder = Path(folder)
-        self.alert = alert
         self.tail = MetricsTail(self.folder / "metrics.jsonl")
         self.monitor = Monitor()
-        self.alerts: Alerts | None = None
+        self.alerts = Alerts(alert, _warn)
         self._record_tail: RecordTail | None = None
         self._own: set[tuple[float, str]] = set()
         """Time and kind of what this callback has recorded."""
@@ -65,8 +64,7 @@ class Health(Callback):
         self._clock: HangClock | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Prepare the alerts, which have locks: NeMo copies a callback before it is set up."""
-        self.alerts = Alerts(self.alert, _warn)
+        """Prepare the clock, whose thread has locks: NeMo copies a callback before it is set up."""
         if trainer.is_global_zero:
             self._record_tail = RecordTail(self.folder)
             self._earlier = recorded(read(self.folder))[0]
@@ -127,14 +125,13 @@ class Health(Callback):
             return
         if trainer.is_global_zero or self._is_first(finding, trainer.global_rank):
             self._record([finding])
-        self._start_alerts()
+        self.alerts.close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Start the alerts that wait."""
+        """Say which alerts have failed."""
         self._stop_clock()
         self._pass_on()
-        self._start_alerts()
-        self.alerts = None
+        self.alerts.close()
 
     def _is_first(self, finding: Finding, rank: int) -> bool:
         """Return whether another rank than 0 is to record a full disk, which no other has."""
@@ -165,22 +162,18 @@ class Health(Callback):
             ]
         )  # fmt: skip
 
-    def _start_alerts(self) -> None:
-        if self.alerts is not None:
-            self.alerts.close()
-
     def _pass_on(self) -> list[dict[str, Any]]:
         """Alert to what other parts of the training have recorded since the last call; return it.
 
         A line that names ranks and is not rank 0's own is of another rank, which alerts itself.
         """
+        self.alerts.poll()
         new = []
         for line in [] if self._record_tail is None else self._record_tail.poll():
             own = (line.get("time"), line["kind"]) in self._own or line.get("ranks")
             if line.get("state") == "begins" and not own:
                 new.append(line)
-                if self.alerts is not None:
-                    self.alerts.send({"stage": str(self.folder), **line})
+                self.alerts.send({"stage": str(self.folder), **line})
         return new
 
     def _record(self, found: list[Finding]) -> None:
@@ -189,8 +182,7 @@ class Health(Callback):
         self._own.update((line["time"], line["kind"]) for line in lines)
         for finding, line in zip(found, lines, strict=True):
             _warn(f"health: {finding.kind} at step {finding.step}: {finding.said}")
-            if self.alerts is not None:
-                self.alerts.send({"stage": str(self.folder), **line})
+            self.alerts.send({"stage": str(self.folder), **line})
         try:
             append(self.folder, lines)
         except OSError as error:
