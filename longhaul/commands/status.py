@@ -122,7 +122,7 @@ def _follow(run: Path, *, as_json: bool) -> NoReturn:
     try:
         done = watch(run, show)
     except KeyboardInterrupt:
-        note("the run is not followed any more; nothing else has changed")
+        note("stopped following; the run is not affected")
         raise typer.Exit(0) from None
     if not as_json:
         typer.echo("the run has ended" if done else "nothing works on this run any more")

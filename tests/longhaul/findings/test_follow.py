@@ -199,7 +199,7 @@ def test_a_run_that_is_done_ends_it_and_ctrl_c_leaves_a_run_alone(answer, tmp_pa
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 0, said
-    assert "the run is not followed any more; nothing else has changed" in said
+    assert "stopped following; the run is not affected" in said
 
 
 def test_what_is_not_a_run_is_refused_in_a_sentence(answer, tmp_path):
