@@ -13,8 +13,8 @@ from longhaul.defaults import planned_cluster
 from longhaul.terminal.next_commands import OnCluster, of_store, sized
 from recipes.notation.layout import layout_from, words_of
 from recipes.planner.feasibility import violations
+from recipes.planner.overrides import override_words
 from recipes.planner.plan import Plan, plan, untried
-from recipes.planner.remedies.overrides import override_words
 from recipes.planner.search.request import SearchRequest, of_stage
 from recipes.planner.workload import Workload
 from recipes.shipped.machines import Machines, gpus_of, in_its_precision

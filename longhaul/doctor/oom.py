@@ -33,12 +33,11 @@ from longhaul.options import Gpus, Json, print_json
 from longhaul.terminal.console import show
 from recipes.notation.layout import words_of
 from recipes.planner.plan import HEADROOM, Plan
-from recipes.planner.remedies.climb import UNTRIED, Remedies, Remedy, remedies
-from recipes.planner.search.ranking import search
+from recipes.planner.remedies import ORDER, UNTRIED, Remedy, choice, remedy
 from recipes.shipped.machines import Machines
 from recipes.spec.units import GiB
 
-OVERRIDES = "overrides, or why not"
+OVERRIDES = "overrides"
 NOT_TRIED = "not tried in whole runs on GPUs here"
 
 
@@ -77,9 +76,10 @@ def oom(
     if seen and {one.kind for one in seen} <= set(ON_THE_HOST) and found.plan.fits:
         return
     beyond = unexplained(found.plan, seen)
-    there = _remedies(found.plan, seen, beyond)
-    typer.echo()
-    _print(found.plan, there)
+    there = _remedy(found.plan, seen, beyond)
+    if there is not None and there.changes:
+        typer.echo(f"\nremedies, the cheapest first: {ORDER}")
+        _print(there)
     for line in what_to_do(found, there, seen, beyond):
         typer.echo(line)
 
@@ -89,8 +89,8 @@ def content(found: Case, log: Log | None) -> dict[str, Any]:
     plan, seen = found.plan, () if log is None else memory_ran_out(log)
     beyond = unexplained(plan, seen)
     of_memory = log is None or bool(seen)
-    there = _remedies(plan, seen, beyond) if of_memory else Remedies(ladder=(), cure=None)
-    choice = planners_choice(found, beyond) if of_memory else None
+    there = _remedy(plan, seen, beyond) if of_memory else None
+    other = planners_choice(found, beyond) if of_memory else None
     return {
         **found.content(),
         "fits": plan.fits,
@@ -103,36 +103,29 @@ def content(found: Case, log: Log | None) -> dict[str, Any]:
         "remedies": [
             {
                 "name": one.name,
-                "fits": one.fits,
-                "saves_bytes": None
-                if one.alone is None
-                else plan.memory.total - one.alone.memory.total,
-                "step_change": None
-                if one.alone is None
-                else one.alone.time.step / plan.time.step - 1,
+                "memory_total_bytes": one.together.memory.total,
                 "overrides": one.words,
-                "why_not": one.why_not or None,
             }
-            for one in there.ladder
+            for one in (there.changes if there else ())
         ],
         "cure": None
-        if there.cure is None
+        if there is None
         else {
-            "names": there.cure.names,
-            "command": on_one_line(found.command(there.cure.plan.workload)),
+            "names": there.names,
+            "command": on_one_line(found.command(there.plan.workload)),
         },
         "planners_choice": None
-        if choice is None
+        if other is None
         else {
-            "layout": words_of(choice.workload.layout),
-            "command": on_one_line(found.command(choice.workload)),
+            "layout": words_of(other.workload.layout),
+            "command": on_one_line(found.command(other.workload)),
         },
     }
 
 
-def _remedies(plan: Plan, seen: Sequence[Fault], beyond: float) -> Remedies:
-    """Return the remedies; without more groups of ranks if NCCL found no memory."""
-    return remedies(
+def _remedy(plan: Plan, seen: Sequence[Fault], beyond: float) -> Remedy | None:
+    """Return what fits; without more groups of ranks if NCCL found no memory."""
+    return remedy(
         plan, unexplained=beyond, more_groups=not any(one.kind == "nccl_memory" for one in seen)
     )
 
@@ -169,28 +162,36 @@ def first_of_all(plan: Plan, seen: Sequence[Fault], beyond: float) -> Iterator[s
         )
 
 
-def _print(plan: Plan, there: Remedies) -> None:
+def _print(there: Remedy) -> None:
+    lines = [
+        (
+            one.name + " *" * (one.name in UNTRIED),
+            f"{one.together.memory.total / GiB:,.1f}",
+            " ".join(one.words),
+        )
+        for one in there.changes
+    ]
+
     def table(without: Sequence[str]) -> Table:
         made = Table(
-            title="remedies, each alone, and with those above it that help", box=None,
-            title_style="", header_style="bold", pad_edge=False,
+            title="what to change, each with those above it", box=None, title_style="",
+            header_style="bold", pad_edge=False,
         )  # fmt: skip
         made.add_column("remedy", no_wrap=True)
-        for name in ("saves GiB", "step", "fits", "together GiB"):
-            made.add_column(name, justify="right", no_wrap=True)
+        made.add_column("GiB", justify="right", no_wrap=True)
         if OVERRIDES not in without:
             made.add_column(OVERRIDES, no_wrap=True)
-        for one in there.ladder:
-            made.add_row(*_row(plan, one)[: len(made.columns)])
+        for line in lines:
+            made.add_row(*line[: len(made.columns)])
         return made
 
     left_out = show(table, (OVERRIDES,))
-    typer.echo(f"* {NOT_TRIED}")
+    if UNTRIED & {*there.names}:
+        typer.echo(f"* {NOT_TRIED}")
     if left_out:
         typer.echo(f"\n{OVERRIDES}")
-        for one in there.ladder:
-            typer.echo(f"{one.name}:")
-            words = _row(plan, one)[-1]
+        for name, _, words in lines:
+            typer.echo(f"{name}:")
             typer.echo(wrapped(words, shutil.get_terminal_size().columns))
 
 
@@ -202,31 +203,16 @@ def wrapped(words: str, columns: int) -> str:
     )  # fmt: skip
 
 
-def _row(plan: Plan, one: Remedy) -> tuple[str, ...]:
-    together = "" if one.together is None else f"{one.together.memory.total / GiB:,.1f}"
-    name = one.name + (" *" if one.name in UNTRIED else "")
-    if one.alone is None:
-        return (name, "", "", "", together, one.why_not)
-    saved = (plan.memory.total - one.alone.memory.total) / GiB
-    slower = one.alone.time.step / plan.time.step - 1
-    return (
-        name,
-        f"{saved:,.1f}",
-        f"{slower:+.1%}",
-        "yes" if one.fits else "",
-        together,
-        " ".join(one.words),
-    )
-
-
-def what_to_do(found: Case, there: Remedies, seen: Sequence[Fault], beyond: float) -> Iterator[str]:
+def what_to_do(
+    found: Case, there: Remedy | None, seen: Sequence[Fault], beyond: float
+) -> Iterator[str]:
     """Yield the first set that fits, and the planner's own choice, as commands."""
-    plan, cure = found.plan, there.cure
+    plan, cure = found.plan, there
     yield ""
     yield from first_of_all(plan, seen, beyond)
     if cure is None:
         yield (
-            "no remedy fits, nor do all of them together; `longhaul plan "
+            "no layout fits, nor does one on more GPUs or of a shorter stage; `longhaul plan "
             f"{plan.workload.card.word} --max-seq` finds the longest context of these GPUs"
         )
     elif not cure.names:
@@ -239,13 +225,13 @@ def what_to_do(found: Case, there: Remedies, seen: Sequence[Fault], beyond: floa
         untried = [name for name in cure.names if name in UNTRIED]
         yield f"what fits: {' + '.join(cure.names)}; {_beside(plan, cure.plan, untried)}"
         yield f"  {found.command(cure.plan.workload)}"
-    choice = planners_choice(found, beyond)
-    if choice is not None and (cure is None or choice.workload.layout != cure.plan.workload.layout):
+    other = planners_choice(found, beyond)
+    if other is not None and (cure is None or other.workload.layout != cure.plan.workload.layout):
         yield (
-            f"the planner's choice on these GPUs: {words_of(choice.workload.layout)}; "
-            f"{_beside(plan, choice, choice.untried)}"
+            f"the planner's choice on these GPUs: {words_of(other.workload.layout)}; "
+            f"{_beside(plan, other, other.untried)}"
         )
-        yield f"  {found.command(choice.workload)}"
+        yield f"  {found.command(other.workload)}"
 
 
 def planners_choice(found: Case, beyond: float) -> Plan | None:
@@ -253,13 +239,8 @@ def planners_choice(found: Case, beyond: float) -> Plan | None:
 
     Never the layout of the case, and untried parts only if nothing else fits; or None.
     """
-    if beyond >= (1 - HEADROOM) * found.plan.cluster.gpu_bytes:
-        return None
-    plans = search(found.question.with_less_memory(beyond)).plans
-    for one in sorted(plans, key=lambda one: one.untried):
-        if not found.same_layout(one.workload.layout):
-            return found.question.plan(one.workload.layout)
-    return None
+    plans = sorted(choice(found.question, beyond), key=lambda one: one.untried)
+    return next((one for one in plans if not found.same_layout(one.workload.layout)), None)
 
 
 def _beside(plan: Plan, other: Plan, untried: Sequence[str]) -> str:

@@ -96,9 +96,18 @@ class SearchResult:
 
 
 @lru_cache(maxsize=64)
-def search(question: SearchRequest, *, tightest: bool = False) -> SearchResult:
-    """Return layouts that fit, the choice first; with `tightest` that is the fastest tried one."""
+def search(
+    question: SearchRequest,
+    *,
+    tightest: bool = False,
+    keep: Callable[[Layout], bool] | None = None,
+) -> SearchResult:
+    """Return layouts that fit, the choice first; with `tightest` that is the fastest tried one.
+
+    Parallel sizes are only those that `keep` accepts, if it is given.
+    """
     ranking = _Ranking(question, tolerance=0.0 if tightest else TOLERANCE)
+    ranking.shapes = list(filter(keep, ranking.shapes)) if keep else ranking.shapes
     found = ranking.plans()
     return SearchResult(
         plans=found,
