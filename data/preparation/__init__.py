@@ -3,7 +3,7 @@
 
     plan      the input files with size and time of change, cut into shards of about equal bytes
     task      one shard to token files, and a receipt with their SHA-256, written last
-    engines   which tasks run where: a pool of processes, a Ray cluster, or a range of numbers
+    engine    which tasks run where: a pool of processes, a Ray cluster, or a range of numbers
     merge     the token files of all shards, in the order of the plan, to the files of the store
 
 A task depends on its shard, the tokenizer and the split alone, so that any process may run it, or

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,3 +158,14 @@ def test_a_plan_has_the_absolute_paths_of_its_sources(
     assert plans[0].sha256 == plans[1].sha256
     origins = [source.origin for source in plans[0].sources]
     assert origins == [*whole[:3], str(Spec.parse(whole[3])), "hf:a/b"]
+
+
+def test_a_store_of_a_kind_that_is_gone_is_read(tmp_path: Path, shared_store: Manifest) -> None:
+    shutil.copytree(shared_store.root, tmp_path / "old")
+    origin = "synthetic:questions,length=4096,documents=120,seed=0,queries=1"
+    (source,) = shared_store.sources
+    of_before = replace(source, kind="synthetic", origin=origin)
+    replace(shared_store, root=tmp_path / "old", sources=(of_before,)).write()
+    old = Manifest.load(tmp_path / "old")
+    assert (old.source, old.sources[0].kind) == (origin, "synthetic")
+    assert len(list(long_documents(old, min_tokens=1))) == shared_store.heldout.documents

@@ -29,7 +29,7 @@ UNSAFE = ("load_from_checkpoint", "load_context", "unpack_archive", "extractall"
 """Functions that run code of a file, or write where a file says."""
 WHOLE_ENVIRONMENT = {
     "longhaul.jobs.slurm_queue": "for squeue, without the variables that change its answer",
-    "data.preparation.engines.pool": "for processes of this machine",
+    "data.preparation.engine": "for processes of this machine",
     "recipes.checkpoints.record": "for git",
     "slurm.entrypoint": "to set the place of a rank by name",
     "slurm.preflight.machine": "of which checks show NCCL_* and what they are about",
@@ -216,9 +216,9 @@ def test_ray_is_only_connected_to():
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "ray.init"
     ]
-    assert [name for name, _ in calls] == ["data.preparation.engines.ray_cluster"]
+    assert [name for name, _ in calls] == ["data.preparation.engine"]
     assert calls[0][1]["address"] == "tried or 'auto'"  # without an address Ray starts a cluster
-    source = (TREE / "data" / "preparation" / "engines" / "ray_cluster.py").read_text()
+    source = (TREE / "data" / "preparation" / "engine.py").read_text()
     assert 'os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")' in source
 
 

@@ -18,15 +18,15 @@ PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 from data.prepare import run_tasks
-from data.preparation.engines import in_process
+from data.preparation import task as tasks
 from slurm.outcome import write_outcome
 folder, jobs, number = Path(sys.argv[1]), int(sys.argv[2]), int(os.environ["SLURM_ARRAY_TASK_ID"])
 if number == 1 and not os.environ.get("SLURM_RESTART_COUNT"):
-    run = in_process.run_task
+    run = tasks.run_task
     def run_and_die(work, task):
         run(work, task)
         os.kill(os.getpid(), signal.SIGKILL)
-    in_process.run_task = run_and_die
+    tasks.run_task = run_and_die
 run_tasks(folder, number, jobs)
 write_outcome("finished", "")
 """

@@ -11,14 +11,13 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-from data.preparation import engine, merge, plan
+from data.preparation import engine, merge, plan, task
 from data.preparation.engine import Engine
-from data.preparation.engines import pool, ray_cluster, worker
-from data.preparation.engines.answers import receipt_of
 from data.preparation.work import Work
 from data.prepare import merge_plan, prepare, run_tasks, write_plan
 from data.readers import SourceError
@@ -175,38 +174,63 @@ def test_a_run_killed_at_any_time_is_continued_by_the_same_command(
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-def test_a_task_whose_process_is_killed_is_given_to_another(make, reference, monkeypatch):
+def killing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+    """Have the processes of the first pools killed; return the list that receives one of each."""
     killed = []
-    give = pool._Worker.give
 
-    def give_and_kill(worker, number):
-        if len(killed) < 2 and number not in killed:
-            killed.append(number)
-            worker.process.send_signal(signal.SIGKILL)
-        give(worker, number)
+    class Pool(ProcessPoolExecutor):
+        def submit(self, *given):
+            future = super().submit(*given)
+            if len(killed) < times and self not in killed:
+                killed.append(self)
+                os.kill(next(iter(self._processes)), signal.SIGKILL)
+            return future
 
-    monkeypatch.setattr(pool._Worker, "give", give_and_kill)
+    monkeypatch.setattr(engine, "ProcessPoolExecutor", Pool)
+    return killed
+
+
+def test_a_task_whose_process_is_killed_is_done_by_another(make, reference, monkeypatch):
+    killed = killing(monkeypatch, 2)
     manifest = make(engine=Engine(workers=2))
     assert len(killed) == 2
     assert contents(manifest.root) == contents(reference.root)
 
 
-def test_a_task_that_loses_three_processes_is_named(make, monkeypatch, tmp_path):
-    def kill(worker, number):
-        worker.process.send_signal(signal.SIGKILL)
-
-    monkeypatch.setattr(pool._Worker, "give", kill)
-    with pytest.raises(SourceError, match=r"part \d+ \(.*\) was ended by SIGKILL, .* --workers"):
+def test_processes_that_are_killed_again_and_again_end_the_preparation(make, monkeypatch, tmp_path):
+    killed = killing(monkeypatch, 9)
+    with pytest.raises(SourceError, match=r"prepared part \d+ \(.* was killed, 3 .* --workers"):
         make(engine=Engine(workers=1))
+    assert len(killed) == 3
     assert list(tmp_path.iterdir()) == []
 
 
-def test_workers_end_when_the_process_that_started_them_is_gone(mixed, tokenizer_folder, tmp_path):
-    work = write_plan(mixed, tmp_path / "s", tokenizer=tokenizer_folder, heldout_fraction=0.3)
-    worker = pool._Worker(work)
-    worker.process.stdin.close()
-    assert worker.process.wait(timeout=60) == 0
-    worker.output.close()
+ENDED = """
+import os, signal, time
+from data.preparation import engine
+with engine._pool(2) as pool:
+    with engine._for_new_processes():
+        running = [pool.submit(os.getpid)] + [pool.submit(time.sleep, 600) for _ in range(2)]
+    running[0].result()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_processes_end_when_the_one_that_started_them_is_killed():
+    # They have its output as their own, so that waiting for its end waits for them.
+    done = subprocess.run(
+        [sys.executable, "-c", ENDED], stdout=subprocess.PIPE, timeout=120, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_processes_get_one_thread_and_not_the_script_that_called():
+    before = dict(os.environ), sys.modules["__main__"]
+    with engine._pool(1) as pool:
+        with engine._for_new_processes():
+            asked = [pool.submit(os.getenv, name) for name in engine.OF_PROCESSES]
+        assert [one.result() for one in asked] == list(engine.OF_PROCESSES.values())
+    assert (dict(os.environ), sys.modules["__main__"]) == before
 
 
 def test_a_run_killed_after_the_store_was_moved_is_continued_too(
@@ -251,16 +275,16 @@ def test_a_process_of_a_ray_cluster_reads_a_plan_once_and_another_release_is_one
 ):
     work = write_plan(str(corpus), tmp_path / "store", tokenizer=tokenizer_folder)
     used = []
-    monkeypatch.setattr(worker, "run_task", lambda work, number: used.append(work) or 1 / 0)
+    monkeypatch.setattr(task, "run_task", lambda work, number: used.append(work) or 1 / 0)
     for number in (0, 1):
         with pytest.raises(ZeroDivisionError):
-            ray_cluster._answer(str(work.folder), number)
+            engine._answer(str(work.folder), number)
     assert used[0] is used[1]
     os.utime(work.folder / "plan.json", ns=(1, 1))  # another plan
     monkeypatch.setattr("data.preparation.work.versions", lambda: {"tokenizers": "9.9"})
-    answer = ray_cluster._answer(str(work.folder), 0)
+    answer = engine._answer(str(work.folder), 0)
     with pytest.raises(SourceError, match=r"environment has 9\.9; use one environment"):
-        receipt_of(answer, work)
+        engine._receipt(answer, work)
 
 
 @pytest.mark.slow
@@ -336,6 +360,6 @@ def test_an_engine_that_is_not_one_is_refused(options, word):
 
 
 def test_little_work_starts_no_process(make, monkeypatch):
-    monkeypatch.setattr(pool, "_Worker", None)
+    monkeypatch.setattr(engine, "ProcessPoolExecutor", None)
     assert engine.SMALL_BYTES > 2**20
     assert make()

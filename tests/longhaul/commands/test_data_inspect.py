@@ -263,3 +263,12 @@ def test_a_run_that_has_begun_makes_no_other_store(answer, tmp_path) -> None:
     (tmp_path / "begun" / "run.json").write_text(json.dumps(record))
     asked = ["run", "--ladder", "tiny", "--store", tmp_path / "gone", "--out", tmp_path / "begun"]
     assert "begun was begun with it" in answer(*asked, "--executor", "local").error()
+
+
+def test_a_recipe_is_its_ladder_s_stage(answer, stores) -> None:
+    of_recipe, of_stage = (
+        json.loads(answer("data", "inspect", stores / "both", *words, "--json").out)
+        for words in (["tiny_512"], ["tiny", "--stage", "512"])
+    )
+    assert of_recipe == of_stage
+    assert of_recipe["packing"] == "cut"
