@@ -25,12 +25,13 @@ not profiled runs the same code as ever.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
+from itertools import accumulate
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import schedules
@@ -192,7 +193,7 @@ def part_times(events: Sequence[Any]) -> tuple[list[dict[str, Any]], float | Non
         (calls[each.id], each.time_range.elapsed_us()) for each in kernels if each.id in calls
     )
     starts = [start for start, _ in launched]
-    sums = np.cumsum([0.0, *(duration for _, duration in launched)])
+    sums = list(accumulate((duration for _, duration in launched), initial=0.0))
     rows: dict[str, dict[str, Any]] = {}
     for each in (each for each in host if each.name.startswith(PREFIX)):
         name = each.name.removeprefix(PREFIX)
@@ -201,8 +202,9 @@ def part_times(events: Sequence[Any]) -> tuple[list[dict[str, Any]], float | Non
         row["calls"] += 1
         row["host_seconds"] += each.time_range.elapsed_us() / 1e6
         if kernels:
-            ends = np.searchsorted(starts, [each.time_range.start, each.time_range.end])
-            row["device_seconds"] += float(np.diff(sums[ends])[0]) / 1e6
+            first = bisect_left(starts, each.time_range.start)
+            last = bisect_left(starts, each.time_range.end)
+            row["device_seconds"] += (sums[last] - sums[first]) / 1e6
     by = "device_seconds" if kernels else "host_seconds"
     alone = _covered(kernels) - _covered(k for k in kernels if not k.name.startswith("nccl"))
     return sorted(rows.values(), key=lambda row: -row[by]), alone / 1e6 if kernels else None
