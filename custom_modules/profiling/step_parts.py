@@ -202,10 +202,9 @@ def part_times(events: Sequence[Any]) -> tuple[list[dict[str, Any]], float | Non
         row["calls"] += 1
         row["host_seconds"] += each.time_range.elapsed_us() / 1e6
         if kernels:
-            first, after = (
-                bisect_left(starts, time) for time in (each.time_range.start, each.time_range.end)
-            )
-            row["device_seconds"] += (sums[after] - sums[first]) / 1e6
+            first = bisect_left(starts, each.time_range.start)
+            last = bisect_left(starts, each.time_range.end)
+            row["device_seconds"] += (sums[last] - sums[first]) / 1e6
     by = "device_seconds" if kernels else "host_seconds"
     alone = _covered(kernels) - _covered(k for k in kernels if not k.name.startswith("nccl"))
     return sorted(rows.values(), key=lambda row: -row[by]), alone / 1e6 if kernels else None

@@ -121,13 +121,14 @@ def test_the_digest_of_a_task_changes_with_what_its_functions_use(folder):
     assert find(["one"], folder)[0][0].digest != first
 
 
+@pytest.mark.nightly  # the harness reads all of its tasks
 def test_a_group_may_list_a_task_of_the_harness(folder):
     write(folder, "one")
     (folder / "both.yaml").write_text("group: both\ntask: [one, copa]\n")
     assert [task.name for task in find(["both"], folder)[0]] == ["one", "copa"]
 
 
-@pytest.mark.nightly  # the harness reads all of its tasks once more
+@pytest.mark.nightly  # the harness reads all of its tasks
 def test_a_group_may_not_list_a_task_that_nobody_has(folder):
     (folder / "none.yaml").write_text("group: none\ntask: [no_such_task]\n")
     with pytest.raises(ValueError, match="lists a task 'no_such_task' that the harness"):
