@@ -31,6 +31,7 @@ NEED_SLURM = frozenset(
         "batch_script",
         "dgx_page",
         "nemo_run",
+        "other_suites",
         "prepare_array",
         "prepare_chain",
         "quoting",

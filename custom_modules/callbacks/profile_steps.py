@@ -148,8 +148,10 @@ class ProfileSteps(Callback):
             self.profiler.step()  # calls `_write_trace` after the last step
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the trace if training ends within the steps."""
+        """Write the trace and the memory if training ends within the steps."""
         self._steps.close()
+        if self.chosen and self.first <= trainer.global_step < self.last:
+            self._write_memory()
         if self.profiler is not None:
             self.profiler.stop()
 

@@ -2,8 +2,9 @@
 """Run the tasks of a plan: in this process, in processes of this machine, or on a Ray cluster.
 
 A task whose process or node is lost is done again. The processes import neither torch nor
-transformers, nor the script that called. The nodes of a Ray cluster see the folders of the sources
-and of the store; Ray is imported when it is used.
+transformers, nor the script that called, nor files of the working folder (but for Python 3.10, if
+one has the name of a module that `multiprocessing` imports as it starts). The nodes of a Ray
+cluster see the folders of the sources and of the store; Ray is imported when it is used.
 """
 
 import os
@@ -12,6 +13,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -40,7 +42,7 @@ ONE_THREAD = {
     "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
 }  # fmt: skip
 OF_PROCESSES = {**ONE_THREAD, "PYTHONSAFEPATH": "1"}
-"""Variables of the processes of a pool, which import no file of the working folder."""
+"""Variables of the processes of a pool."""
 
 Done = Callable[[int, Receipt], None]
 """Receives the number and the receipt of a task that has been done."""
@@ -132,13 +134,13 @@ def _run_in_pool(work: Work, numbers: Sequence[int], done: Done, workers: int) -
                     del left[running[future]]
                     killed = 0
             except BrokenProcessPool:
-                killed += 1
+                how, killed = _kill(pool), killed + 1
                 if killed == MOST_KILLED:
+                    memory = "; the kernel does so when memory runs out (use fewer --workers)"
                     raise SourceError(
                         f"a process that prepared {_described(work, next(iter(left)))} or one of "
-                        f"the {min(workers, len(left))} parts at the same time was killed, "
-                        f"{MOST_KILLED} times in a row; the kernel does so when memory runs out "
-                        "(use fewer --workers)"
+                        f"the {min(workers, len(left))} parts at the same time ended {MOST_KILLED} "
+                        f"times in a row ({how}){memory if how == 'SIGKILL' else ''}"
                     ) from None
 
 
@@ -149,11 +151,32 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     except BaseException:
-        for process in list((pool._processes or {}).values()):
-            process.kill()
+        _kill(pool)
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _kill(pool: ProcessPoolExecutor) -> str:
+    """Kill the processes of a pool; return how those that had ended before did.
+
+    A pool that has lost a process ends the others by SIGTERM and waits for them. One that was just
+    starting may outlive that.
+    """
+    processes = list((pool._processes or {}).values())
+    ended = connection.wait([process.sentinel for process in processes], timeout=0)
+    for process in processes:
+        process.kill()
+    codes = set()
+    for process in (one for one in processes if one.sentinel in ended):
+        end = time.monotonic() + ANSWER_SECONDS
+        while process.exitcode is None and time.monotonic() < end:  # the pool's thread asks too
+            time.sleep(0.01)
+        codes.add(process.exitcode)
+    return ", ".join(
+        signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        for code in sorted(code for code in codes if code not in (None, 0, -signal.SIGTERM))
+    )
 
 
 @contextmanager

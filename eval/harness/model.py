@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from jinja2 import TemplateError
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.huggingface import HFLM
@@ -92,7 +93,6 @@ class Megatron(RefusesOverlong):
     """A Megatron model, loaded by every rank under the current parallel state."""
 
     chat_template_args: Mapping[str, Any] = {}
-    apply_chat_template = HFLM.apply_chat_template
     tokenizer_name = HFLM.tokenizer_name
 
     def __init__(self, model: LongContextGPT, tokenizer: Any, *, longest: int) -> None:
@@ -105,6 +105,19 @@ class Megatron(RefusesOverlong):
             )
         self.model, self.tokenizer, self.longest = model, tokenizer, longest
         self._device = torch.device("cuda", torch.cuda.current_device())
+
+    def apply_chat_template(self, *history: Any, **how: Any) -> str:
+        """Return a conversation as the harness writes it: without a system message if need be.
+
+        Raises ValueError if the template refuses the other turns.
+        """
+        try:
+            return str(HFLM.apply_chat_template(self, *history, **how))
+        except TemplateError as error:
+            raise ValueError(
+                f"the chat template of this model refuses the turns of a task ({error}); evaluate "
+                "it without --chat-template"
+            ) from error
 
     @property
     def eot_token_id(self) -> int:

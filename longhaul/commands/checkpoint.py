@@ -115,7 +115,9 @@ def average(
         int | None, typer.Option(min=2, metavar="K", help="The last K of a stage of a run.")
     ] = None,
     stage: Stage = "",
-    share: Annotated[float, typer.Option(help="Weight of the second, 0 to 1.")] = 0.5,
+    share: Annotated[
+        float | None, typer.Option(help="Weight of the second, 0 to 1.", show_default="0.5")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Average weights into a stage to evaluate, export or start from."""
@@ -124,6 +126,13 @@ def average(
 
     if (second is None) == (last is None):
         raise ValueError("name a second checkpoint, or add --last K for the last K of a run")
+    if last is not None and share is not None:
+        raise ValueError(
+            f"--share {share:g} is of two checkpoints; --last {last} takes equal parts"
+        )
+    if second is not None and stage:
+        raise ValueError(f"--stage {stage} is for --last; name the checkpoints of the stage")
+    share = 0.5 if share is None else share
     require_free(to)
     if not 0 <= share <= 1:
         raise ValueError(f"--share is {share:g}; the weight of the second must be from 0 to 1")
@@ -320,8 +329,8 @@ def _prune(
         typer.echo(f"{total:,} bytes ({_size(total)}){' would be free' if dryrun else ' are free'}")
     else:
         typer.echo(
-            "nothing is to be removed: each checkpoint is kept by the options, is the newest of "
-            "its stage, or one that a stage starts from"
+            "no checkpoint to remove: the options keep each, or it is the newest of its stage, or "
+            "a stage starts from it"
         )
 
 

@@ -55,6 +55,9 @@ def inspect(
     data_ranks: Annotated[
         int, typer.Option(min=1, help="Data ranks that share the sequences of the step.")
     ] = 1,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="data.seed of the stage.", show_default="the recipe's")
+    ] = None,
     lengths_only: Annotated[
         bool,
         typer.Option("--lengths-only", help="Read the indexes, not the tokens: count no copies."),
@@ -65,17 +68,25 @@ def inspect(
     if run is not None:
         if store is not None:
             raise ValueError(f"--run {run} names its own store; leave out {store}, or --run")
+        stated = {f"--card {card}": bool(card), f"--seed {seed}": seed is not None}
+        for option in (name for name, value in stated.items() if value):
+            raise ValueError(f"{option} is in the recipe of --run {run}; leave it out")
         of, store = _of_run(run, stage)
     elif store is None:
         raise ValueError("no store is named; add its folder, or --run FOLDER for that of a run")
     elif target:
-        of = _of_target(target, card, stage)
+        of = _of_target(target, card, stage, seed)
     else:
-        given = {"--card": card, "--stage": stage, "--step": step}
+        given = {
+            "--card": card, "--stage": stage, "--step": step, "--data-ranks": data_ranks > 1,
+            "--seed": seed is not None,
+        }  # fmt: skip
         for option in (name for name, value in given.items() if value):
             raise ValueError(f"{option} is of a stage; name its recipe or ladder after the store")
         _show_census(store, lengths_only, as_json)
         return
+    if lengths_only:
+        raise ValueError("--lengths-only counts a whole store; leave it out for a stage")
     content = _content(store, of, step, data_ranks)
     if as_json:
         print_json(content)
@@ -114,7 +125,7 @@ def _show_census(store: Path, lengths_only: bool, as_json: bool) -> None:
     )
 
 
-def _of_target(target: str, card: str | None, stage: str) -> "StageData":
+def _of_target(target: str, card: str | None, stage: str, seed: int | None) -> "StageData":
     from data.mixture.stage_rows import SEED
     from longhaul.jobs.ladder_run import choose
     from recipes.resolved.data_read import StageData
@@ -143,7 +154,7 @@ def _of_target(target: str, card: str | None, stage: str) -> "StageData":
         steps=of.steps,
         sequences=of.sequences_per_batch,
         within=of.documents == "within",
-        seed=SEED,
+        seed=SEED if seed is None else seed,
     )
 
 

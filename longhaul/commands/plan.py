@@ -62,7 +62,9 @@ def _counts(words: str) -> list[int]:
         try:
             number = int(word)
         except ValueError:
-            raise typer.BadParameter(f"{word!r} is not a valid int range.") from None
+            raise typer.BadParameter(
+                f"{word!r} is not a valid number; expected one or several, such as 1,4,16"
+            ) from None
         if number < 1:
             raise typer.BadParameter(f"{number} is not in the range x>=1.")
         numbers.append(number)
@@ -149,9 +151,13 @@ def plan(
                 "--seq": seq, "--tokens-per-batch": tokens_per_batch, "--tokens": tokens,
                 "--layout": layout, "--max-seq": max_seq, "--tightest": tightest, "--why": why,
                 "--plot": plot, "--calibrate": calibrate, "--native-context": native_context,
-                "several numbers of GPUs": counts[1:],
             },
         )  # fmt: skip
+        if counts[1:]:
+            asked = ",".join(str(number) for number in nodes or gpus)
+            raise ValueError(
+                f"{asked} are several sizes, and a ladder is planned on one; name one of them"
+            )
         whole_ladder(card, ladder, cluster, ranks, precision, store, as_text=as_text)
         return
     if not card:
@@ -266,7 +272,11 @@ def _lengths(words: str) -> list[int]:
     try:
         return [length_from(words)]
     except ValueError:
-        return [length_of("--seq", word) for word in words.split(",")]
+        if "" in (listed := words.split(",")):
+            raise ValueError(
+                f"--seq {words} has an empty length; expected 64K or 64K,256K"
+            ) from None
+        return [length_of("--seq", word) for word in listed]
 
 
 def _longest(question: SearchRequest, words: str) -> SearchRequest:

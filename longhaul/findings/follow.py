@@ -27,12 +27,15 @@ from longhaul.health.thresholds import (
     SILENT_STEPS,
 )
 from longhaul.run_folder.state import NONE_STARTED, RunState, StageState, run_state
+from longhaul.terminal.pace import duration
 from recipes.spec.finding import EVENTS, Finding, read, recorded
 from recipes.spec.naming import counted, stage_folder
 
 POLL_SECONDS = 2.0
 POLL_SLURM_SECONDS = 15.0
 """Time between two looks; longer where each asks Slurm."""
+LINE_SECONDS = 20.0
+"""Time between two lines of a stage of which nothing but the step and its figures changes."""
 IDLE_LOOKS = 2
 """Looks at a run that nothing works on after which it has ended: jobs follow one another."""
 LONGEST_AGE = 30 * 86_400.0
@@ -102,22 +105,31 @@ class RunWatch:
 def follow(run: Path, show: Callable[[RunState, list[str]], None]) -> bool:
     """Show what changes until nothing works on the run; return whether all its stages are done."""
     watched, idle = RunWatch(run), 0
-    stages: dict[str, str] = {}
+    shown: dict[str, tuple[str, Any, float]] = {}
     told: dict[tuple[str, Any], Finding] = {}
     while True:
         view = watched.look()
-        lines = {stage.name: stage_line(stage) for stage in view.stages}
-        lines |= {"trouble": f"broken: {view.trouble}"} if view.trouble else {}
-        lines = lines or {"none": NONE_STARTED}
+        lines: dict[str, tuple[str, Any]] = {
+            stage.name: (stage_line(stage), (stage.state, stage.checkpoint_step, stage.reason))
+            for stage in view.stages
+        }
+        lines |= {"trouble": (f"broken: {view.trouble}", None)} if view.trouble else {}
+        lines = lines or {"none": (NONE_STARTED, None)}
         current = {(name, one.key): one for name, one in view.all_findings}
-        changed = [line for name, line in lines.items() if stages.get(name) != line]
+        changed, now = [], time.monotonic()
+        for name, (line, state) in lines.items():
+            last, before, since = shown.get(name, ("", None, -math.inf))
+            if line != last and (state != before or now - since >= LINE_SECONDS):
+                shown[name] = line, state, now
+                changed.append(line)
         for (name, key), one in current.items():
             changed += [] if (name, key) in told else finding_lines(name, one)
         ended = [(name, one) for (name, key), one in told.items() if (name, key) not in current]
         changed += [f"{name or run}: {one.kind} has ended" for name, one in ended]
         if changed:
             show(view, changed)
-        stages, told = lines, current
+        shown = {name: one for name, one in shown.items() if name in lines}
+        told = current
         idle = 0 if view.is_at_work else idle + 1
         if idle >= IDLE_LOOKS:
             return bool(view.stages) and all(stage.state == "done" for stage in view.stages)
@@ -126,7 +138,7 @@ def follow(run: Path, show: Callable[[RunState, list[str]], None]) -> bool:
 
 def stage_line(stage: StageState) -> str:
     """Return the state of a stage and the figures of its newest step."""
-    line = stage.newest
+    line, left = stage.newest, stage.seconds_left
     loss, rate = number(line, "loss"), number(line, "tokens_per_second_per_rank")
     memory = [f"{each / GiB:.1f}" for each in _each(line, "device_memory_bytes")]
     busy = [f"{each:.0f}" for each in _each(line, "gpu_utilization")]
@@ -137,6 +149,7 @@ def stage_line(stage: StageState) -> str:
         f"memory {' '.join(memory)} GiB" if memory else "",
         f"GPUs busy {' '.join(busy)} %" if busy else "",
         f"saved step {stage.checkpoint_step:,}" if stage.checkpoint_step is not None else "",
+        f"left {duration(left)}" if stage.state == "running" and math.isfinite(left) else "",
         "" if any(stage.reason in one.said for one in stage.findings) else stage.reason,
     ]  # fmt: skip
     return "  ".join(filter(None, parts))

@@ -2,7 +2,8 @@
 """The user's alert command: a finding as JSON on its standard input; light.
 
 The command is split into words as a shell does and started without one, in a session of its own,
-by `timeout`, which kills all of it after 30 s. Training neither waits for it nor fails with it.
+by `timeout`, which kills all of it after 30 s. Training neither waits for it nor fails with it, and
+commands of findings that begin together run at the same time.
 That it failed is a line of the log with its program and exit code alone: its other words, and what
 it prints, may have a webhook's address, and trackers such as W&B send the log on.
 """
@@ -12,6 +13,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -19,7 +21,7 @@ from typing import Any
 SECONDS = 30.0
 """How long a command may run."""
 CLOSING_SECONDS = 2.0
-"""How long the end of training waits for each alert, to say that it failed."""
+"""How long the end of training waits for alerts, to say that they failed."""
 
 
 def require_alert(command: str, *, here: bool = True) -> None:
@@ -48,39 +50,46 @@ class Alerts:
     def __init__(self, command: str, say: Callable[[str], Any]) -> None:
         """Take the command (empty: none is called), and what tells the user that it failed."""
         self.words, self.say = shlex.split(command), say
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: dict[subprocess.Popen[bytes], float] = {}
+        """The alerts that run, and when each began."""
 
     def send(self, content: Mapping[str, Any]) -> None:
         """Start the command with the content as JSON; return at once."""
         if not self.words:
             return
-        # In memory, as disks may be full; a pipe would hold a part, and the rest would wait.
-        with os.fdopen(os.memfd_create("alert"), "w+b") as given:
-            given.write(json.dumps(content).encode() + b"\n")
-            given.seek(0)
-            words = ["timeout", "-s", "KILL", f"{SECONDS:g}", *self.words]
-            try:
+        words = ["timeout", "-s", "KILL", f"{SECONDS:g}", *self.words]
+        try:
+            # In memory, as disks may be full; a pipe would hold a part, and the rest would wait.
+            with os.fdopen(os.memfd_create("alert"), "w+b") as given:
+                given.write(json.dumps(content).encode() + b"\n")
+                given.seek(0)
                 process = subprocess.Popen(
                     words, stdin=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                     start_new_session=True,
                 )  # fmt: skip
-            except OSError as error:
-                self._failed(error.strerror)
-            else:
-                self._running.append(process)
+        except OSError as error:  # no process, or too many open files
+            self._failed(error.strerror)
+        else:
+            self._running[process] = time.monotonic()
 
     def poll(self) -> None:
         """Say which have failed."""
-        running, self._running = self._running, []
-        self._running += [process for process in running if process.poll() is None]
-        for code in filter(None, (process.returncode for process in running)):
-            self._failed(f"exit code {code}" if code > 0 else f"it was killed after {SECONDS:g} s")
+        for process, began in list(self._running.items()):
+            code = process.poll()
+            if code is None:
+                continue
+            del self._running[process]
+            if code < 0 and time.monotonic() - began >= SECONDS:
+                self._failed(f"it was killed after {SECONDS:g} s")
+            elif code:
+                self._failed(f"exit code {code}" if code > 0 else f"signal {-code}")
 
     def close(self) -> None:
         """Say which have failed; one that still runs outlives this process."""
+        end = time.monotonic() + CLOSING_SECONDS
         for process in self._running:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(CLOSING_SECONDS)
+                process.wait(max(0.0, end - time.monotonic()))
         self.poll()
 
     def _failed(self, why: object) -> None:

@@ -162,8 +162,9 @@ def show_tokenizers(content: dict[str, Any], *, hidden: int, tied: bool) -> None
     """Print a row for each tokenizer, and what the figures mean."""
     show(lambda without: _tokenizers(content, without), EXPENDABLE)
     what = counted(content["documents"], "held-out document" if content["heldout"] else "document")
+    none = "" if content["heldout"] else "no document of the source is held out, "
     typer.echo(
-        f"tokens a document: of {what}, {'' if content['heldout'] else 'none of it held out, '}"
+        f"tokens a document: of {what}, {none}"
         f"{content['sample_bytes'] / M:,.1f} MiB of {content['source']}"
     )
     matrices = "embedding, tied to the head" if tied else "embedding and head"

@@ -5,7 +5,7 @@ The lock is the kernel's (`flock`) on a file in the folder, so it ends with the 
 it, however that ends; on a network file system it works between machines. The file names the
 holder: host, process, command and start. On a file system without locks, the process that created
 the file holds the folder as long as it runs; only processes of this machine are recognized there.
-A killed process leaves the file behind: of another machine's process it cannot be told.
+A killed process leaves the file behind; whether one of another machine was killed cannot be seen.
 
 A job of a scheduler does not take this lock: the ranks of a stage have one of their own
 (`metrics.lock` of `custom_modules.callbacks.step_log`), which is checked here as well.
@@ -194,11 +194,15 @@ def _require_ended(path: Path) -> None:
 
     The process that creates the file writes its record next, so a missing one is waited for.
     """
+    import psutil
+
     for _ in range(TRIES):
         if holder := _recorded(path):
             break
         time.sleep(PAUSE)
-    if holder is not None and holder.process != os.getpid() and holder.runs:
+    # Not `runs`: a clock that was set since must not give the folder to a second process.
+    others = holder is not None and holder.process not in (0, os.getpid())
+    if holder is not None and others and holder.is_here and psutil.pid_exists(holder.process):
         raise InUseError(_sentence(path))
 
 

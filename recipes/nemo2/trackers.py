@@ -129,16 +129,14 @@ class _Sender(threading.Thread):
         super().__init__(name=f"tracker {tracker}", daemon=True)
         self.tracker, self.folder, self.step, self.lost = tracker, folder, step, False
         self._waiting: queue.Queue[tuple[dict[str, float], int] | None]
-        self._waiting = queue.Queue(MOST_WAITING)
+        self._waiting = queue.Queue()
 
     def send(self, item: tuple[dict[str, float], int] | None) -> None:
         """Put the numbers of a step, or the end, in the queue; one too far behind is left out."""
-        try:
-            if not self.lost:
-                self._waiting.put_nowait(item)
-        except queue.Full:
-            step = self.step if item is None else item[1]
-            self._lose(step, TimeoutError(f"it is {MOST_WAITING} steps behind"))
+        if item is not None and self._waiting.qsize() >= MOST_WAITING:
+            self._lose(item[1], TimeoutError(f"it is {MOST_WAITING} steps behind"))
+        if item is None or not self.lost:
+            self._waiting.put(item)
 
     def run(self) -> None:
         try:

@@ -211,7 +211,7 @@ def piped(*words: str, **environment: str) -> str:
 
 @pytest.mark.parametrize(
     "words", [("recipes",), ("show", "tiny_8k"), ("plan", "llama31_8b", "--seq", "64K"),
-              ("doctor", "oom", "--factory", "llama3_8b_nemo_64k")], ids=lambda words: words[0]
+              ("rope", "--card", "tiny", "--method", "linear:factor=4")], ids=lambda words: words[0]
 )  # fmt: skip
 def test_lines_of_tables_end_without_blanks_in_a_pipe(answer, words):
     lines = answer(*words).out.splitlines()

@@ -91,15 +91,6 @@ def test_every_stage_ran_to_its_end_at_its_own_learning_rate(finished):
         assert all(step["tokens"] == stage.tokens_per_batch for step in steps)
 
 
-def test_the_ranks_had_the_variables_that_debug_their_communication(finished):
-    run, _ = finished
-    folder = run / "stages" / "tiny_2k"
-    records = sorted(folder.glob("checkpoints/*/reproduce/record.json"))
-    environment = json.loads(records[-1].read_text())["environment"]
-    assert environment["NCCL_DEBUG_FILE"] == str(folder / "nccl_%h_%p.log")
-    assert environment["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
-
-
 def test_a_later_stage_starts_from_the_weights_of_the_one_before(finished):
     run, _ = finished
     last = _steps(run, "tiny_512")[-1]["loss"]

@@ -37,10 +37,13 @@ def _programs_of_this_environment(monkeypatch):
 def _job(folder, store) -> Job:
     """Return the job of `longhaul pretrain`, with a bad sample planted in what its ranks read."""
     made = recipe({"run": str(folder), "store": str(store), "layout": {}})
-    stage = replace(ResolvedStage.of(made), alert=f"sh -c 'cat >> {folder}/alerts'")
+    stage = replace(
+        ResolvedStage.of(made), alert=f"sh -c 'cat >> {folder}/alerts'", debug_comm=True
+    )
     records.record(stage, start="scratch")
     job = training.training_job(stage)
     assert job.task.__fn_or_cls__ is train_watched
+    assert job.executor.env_vars["NCCL_DEBUG_FILE"] == str(stage.folder / "nccl_%h_%p.log")
     job.executor.env_vars["PYTHONPATH"] = path_with(TREE)
     task = run.Partial(poison.train, place=BAD, **job.task.__arguments__)
     return replace(job, task=task)

@@ -48,7 +48,8 @@ def calls(programs: Path, suite: str, *words: str) -> tuple[list[list[str]], Pat
     model.mkdir()
     subprocess.run(
         ["bash", JOB, suite, programs, model, out, *words],
-        env=os.environ | {"RECORD": str(record)}, check=True, capture_output=True, timeout=30,
+        env=os.environ | {"RECORD": str(record), "SLURM_JOB_ID": "70007"},
+        check=True, capture_output=True, timeout=30,
     )  # fmt: skip
     return [shlex.split(line) for line in record.read_text().splitlines()], out
 
@@ -74,7 +75,25 @@ def test_mrcr_asks_a_server_of_the_export_and_averages_the_grades(programs):
     given = {call[0]: call[1:] for call in found}
     assert given.keys() == {"vllm", "curl", "python"}
     assert given["vllm"][:2] == ["serve", str(programs.parent / "a model")]
+    assert given["vllm"][-1] == "20007"
+    assert given["curl"][-1] == "http://localhost:20007/health"
     assert (out / "mrcr.score").read_text() == "0.5\n"
+
+
+def test_mrcr_scores_nothing_that_another_server_answered(programs):
+    server = programs / "mrcr/env/bin/vllm"
+    server.write_text(RECORD + "exit 1\n")
+    (programs / "mrcr/env/bin/curl").write_text("#!/bin/bash\nsleep 1\n")
+    with pytest.raises(subprocess.CalledProcessError):
+        calls(programs, "mrcr")
+    assert not (programs.parent / "the out/mrcr.score").exists()
+
+
+def test_zero_scrolls_refuses_a_folder_with_predictions(programs):
+    (programs.parent / "the out/another").mkdir(parents=True)
+    (programs.parent / "the out/another/preds_qmsum.json").touch()
+    with pytest.raises(subprocess.CalledProcessError, match="status 2"):
+        calls(programs, "zero_scrolls")
 
 
 def test_zero_scrolls_writes_a_submission_of_all_its_answers(programs):

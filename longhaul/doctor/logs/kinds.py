@@ -58,12 +58,15 @@ KINDS = (
     _kind(
         "pinned", "host memory could not be locked",
         "offloadcouldnotlock offloadneeds cudahostalloc cudahostregister pinmemory pin_memory "
-        "pinnedmemory pinned_memory pinnedhostmemory",
+        "pinnedmemory pinned_memory pinnedhostmemory page-lock pagelock cumemhostalloc "
+        "cumemallochost mlock",
         r"offload (?:could not lock|needs NEARhost memory)"
         r"|cu(?:da|Mem)(?:HostAlloc|HostRegister|AllocHost)NEAR(?:fail|error|out of memory|invalid)"
         r"|(?:fail|error|out of memory)NEARcu(?:da|Mem)(?:HostAlloc|HostRegister|AllocHost)"
         r"|(?:pin|pinned)[ _](?:host )?memoryNEAR(?:fail|out of memory|cannot|error)"
-        r"|(?:fail|cannot|could not)NEAR(?:pin|pinned)[ _](?:host )?memory",
+        r"|(?:fail|cannot|could not)NEAR(?:pin|pinned)[ _](?:host )?memory"
+        r"|page-?lockNEAR(?:fail|cannot)|(?:fail|cannot|could not)NEARpage-?lock"
+        r"|\bmlock(?:all)?\b.{0,40}fail",
         "lift the limit of locked memory (ulimit -l unlimited, --ulimit memlock=-1), or pin less: "
         "model.config.offload.tensors=inputs, data.num_workers=0",
         OOM,
@@ -73,9 +76,9 @@ KINDS = (
         "outofmemory lowonresource oom_kill oom-kill oomkill out_of_memory memorylimit "
         "memorycgroup term_memlimit",
         r"out of memory: Kill(?:ed)? process|\boom[-_]kill event|invoked oom-killer"
-        r"|OOM ?Killed|(?<![_A-Z])OUT_OF_MEMORY\b|cgroup out[- ]of[- ]memory"
+        r"|oom-kill:constraint|OOM ?Killed|(?<![_A-Z])OUT_OF_MEMORY\b|cgroup out[- ]of[- ]memory"
         r"|exceeded (?:job |step )?memory limit|srun: error: .{0,300}\btasks? [^:]+: Out Of Memory"
-        r"|TERM_MEMLIMIT|low on resource: memory",
+        r"|TERM_MEMLIMIT|exceeded memory limit|tasks have been OOM Killed|low on resource: memory",
         "request the node's whole memory (--mem=0 under Slurm), fewer loader processes "
         "(data.num_workers), and no asynchronous checkpoint "
         "(trainer.strategy.ckpt_async_save=false); `dmesg` on the node names the process",
@@ -84,7 +87,8 @@ KINDS = (
     _kind(
         "shared", "shared memory (/dev/shm) ran out",
         "insufficientsharedmemory </torch_ /dev/shm buserror sigbus",
-        r"insufficient shared memory|No space leftNEAR/dev/shm|(?:object|file) </torch_"
+        r"insufficient shared memory|/dev/shmNEAR(?:No space|to \d+ bytes)"
+        r"|No space leftNEAR/dev/shm|(?:object|file) </torch_"
         r"|\bBus error\b|Signal 7 \(SIGBUS\)|exit ?code *:? *\(?-7\b",
         "give the container more (--shm-size=16g, --ipc=host), or set data.num_workers=0",
     ),
@@ -98,11 +102,11 @@ KINDS = (
     _kind(
         "host", "host memory ran out",
         "defaultcpuallocator notenoughmemory memoryerror bad_alloc [errno] cannotallocatememory "
-        "unabletoallocate mallocofsize allocofsize",
+        "unabletoallocate mallocofsize allocofsize allocation_failed",
         r"DefaultCPUAllocator: (?:can't|not enough)|not enough memory: you tried"
         r"|\bMemoryError\b|ArrowMemoryError|std::bad_alloc(?!: (?:out_of_memory|CUDA))"
         r"|\[Errno 12\]|Cannot allocate memory|Unable to allocate [\d.]+ [KMGT]iB"
-        r"|m?alloc of size \d+ failed",
+        r"|m?alloc of size \d+ failed|HOST_ALLOCATION_FAILED",
         "request the node's whole memory (--mem=0 under Slurm), fewer loader processes "
         "(data.num_workers), and no asynchronous checkpoint "
         "(trainer.strategy.ckpt_async_save=false)",
@@ -111,8 +115,8 @@ KINDS = (
     _kind(
         "device", "GPU memory ran out",
         "outofmemory out_of_memory triedtoallocate exceedallowed alloc_failed allocation_failed "
-        "memoryallocation resource_exhausted cudamalloc "
-        "resourceallocationfailed status_internal_error",
+        "memoryallocation resource_exhausted insufficient_resources cudamalloc "
+        "resourceallocationfailed failedtoallocat status_internal_error",
         r"\b(?:CUDA|HIP|Triton)\b[ \w]*(?:error|failure)\b.{0,80}?out of memory"
         r"|(?:CUDA|HIP) out of memory|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
         r"|OutOfMemoryError|Tried to allocate [\d.]+ \w+iB"
@@ -120,25 +124,29 @@ KINDS = (
         r"|DEVICE_ALLOCATION_FAILED|the resource allocation failed"
         r"|Allocation on device .{0,20}would exceed allowed memory"
         r"|bad_alloc: (?:out_of_memory|CUDA)|RESOURCE_EXHAUSTED|cuMemCreateNEARout of memory"
-        r"|error: out of memory|cudaMalloc\w*.{0,40}(?:out of memory|fail)",
+        r"|error: out of memory|cudaMalloc\w*.{0,40}(?:out of memory|fail)"
+        r"|CU\w+_INSUFFICIENT_RESOURCES"
+        r"|failed to allocateNEAR(?:device memory|GPU memory|from device)",
         "make the job smaller: recompute, tiled loss and MLP, more CP or TP, offload; set "
         f"{SET_ALLOCATOR}; end other programs on the GPU",
         OOM,
     ),
     _kind(
         "library", "a CUDA library failed, most often because GPU memory had run out",
-        "not_initialized librarywasnotinitialized status_internal_error cufft_internal_error",
+        "not_initialized librarywasnotinitialized status_internal_error cufft_internal_error "
+        "nvml_success",
         r"CU(?:BLAS|DNN|FFT|SOLVER|SPARSE|RAND)\w*_(?:NOT_INITIALIZED|INTERNAL_ERROR)\b"
-        r"|library was not initialized",
+        r"|library was not initialized|NVML_SUCCESS == ",
         "see with nvidia-smi what holds the GPU's memory and make the job smaller; if memory is "
         "free, an earlier failed kernel or a wrong driver is the cause: CUDA_LAUNCH_BLOCKING=1",
         OOM,
     ),
     _kind(
         "hardware", "a GPU, its memory or a link failed",
-        "xid uncorrectable nvlink fallenoffthebus gpuislost",
+        "xid uncorrectable nvlink ecc fallenoffthebus gpuislost hardwarestackerror",
         rf"{_XID}(?!(?:13|31|43|45)\b)\d+|uncorrectable (?:ECC|NVLink)"
-        r"|ECCUncorrectable|fallen off the bus|GPU is lost|\bNVLink\b.{0,60}\b(?:error|fail|fatal)",
+        r"|ECCUncorrectable|fallen off the bus|GPU is lost|\bNVLink\b.{0,60}\b(?:error|fail|fatal)"
+        r"|double[- ]bit ECC|ECC errorNEAR(?:detected|encountered)|hardware stack error",
         "leave the node out (`exclude` of the cluster file) and report it with this line; a "
         "stage resumes on others from its last checkpoint",
         HARDWARE,
@@ -154,10 +162,12 @@ KINDS = (
     _kind(
         "illegal", "a kernel failed: it read or wrote memory that is not its own",
         "illegalmemory illegaladdress misalignedaddress launchfailure launch_failed launchfailed "
-        "execution_failed xid unknownerror",
+        "execution_failed illegalinstruction xid warpillegal launchtimedout "
+        "unknownerror",
         r"illegal memory access|ILLEGAL_ADDRESS|IllegalAddress|misaligned address"
         r"|MISALIGNED_ADDRESS|unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED"
-        r"|cudaErrorLaunchFailure|CU(?:BLAS|DNN|FFT)\w*_EXECUTION_FAILED|CUDA error: unknown error"
+        r"|cudaErrorLaunchFailure|CU(?:BLAS|DNN|FFT)\w*_EXECUTION_FAILED|an illegal instruction"
+        r"|Warp Illegal|the launch timed out|CUDA error: unknown error"
         rf"|{_XID}(?:13|31|43|45)\b",
         "run once with CUDA_LAUNCH_BLOCKING=1: the traceback then names the kernel that failed; "
         "the same node each time means hardware, each node a kernel",
@@ -182,17 +192,18 @@ KINDS = (
     ),
     _kind(
         "not_finite", "the loss or a gradient is not finite",
-        "foundnan foundinf unexpectedresult losstensorisnan naniterations "
+        "foundnan foundinf unexpectedresult losstensorisnan isnanorinf naniterations "
         "loss:nan loss:inf loss:-inf loss=nan loss=inf lossnan lossinf lossisnan lossisinf "
         "loss':nan loss':inf loss\":nan loss\":inf loss:nan norm:nan norm:inf norm=nan norm=inf "
         "normnan norminf norm':nan norm':inf norm\":nan norm\":inf gradientisnan gradientisinf "
-        "non-finite nonfinite becamenan becameinf tensor(nan "
-        "nanloss nangrad",
+        "non-finite nonfinite alreadyatminimum becamenan becameinf tensor(nan "
+        "nanloss nangrad nandetected returnednan",
         r"found (?:NaN|Inf)\b|Unexpected result (?:nan|inf)|\bnan iterations: *[1-9]"
         r"|(?<!best_)(?<!best )(?<!min_)(?<!max_)\b(?!best|min_|max_)\w*(?:loss|norm)['\"]?"
         r" ?(?:[:=]| is| became|) ?['\"]?(?:tensor\()?-?(?:nan|inf)(?:inity)?\b(?!, v_num| check)"
-        r"|norm of the gradient is -?(?:nan|inf)|non-?finite (?:loss|grad|norm)"
-        r"|is non-?finite|\bnan (?:loss|grad)",
+        r"|norm of the gradient is -?(?:nan|inf)|returned nan values|is nan or inf"
+        r"|non-?finite (?:loss|grad|norm)|is non-?finite|loss scale already at minimum"
+        r"|\bnan (?:loss|grad)|\bnan detected",
         "find the first step at which it broke; a lower learning rate, the documents of that step, "
         "or the rotation are the usual causes. Single skipped iterations of fp16 are normal",
         "`longhaul doctor spike --run RUN` checks the stage's loss, gradients and rotation",
@@ -200,9 +211,10 @@ KINDS = (
     ),
     _kind(
         "disk", "the disk is full, or the quota is used up",
-        "nospaceleft systemisfull quotaisused [errno] quotaexceeded diskfull",
-        r"No space left on device|\[Errno (?:28|122|27)\]|quota exceeded"
-        r"|(?:disk|file system) is full|quota is used up",
+        "nospaceleft systemisfull quotaisused [errno] quotaexceeded enospc diskfull filetoolarge",
+        r"No space left on device|\[Errno (?:28|122|27)\]|quota exceeded|\bENOSPC\b"
+        r"|(?:disk|file system) is full|quota is used up"
+        r"|File too large",
         "make room, or set another --out; a file that was being written is not complete, and the "
         "checkpoint before it is",
         "`longhaul checkpoint list RUN` shows what is complete; `prune` removes others",
@@ -211,9 +223,9 @@ KINDS = (
     _kind(
         "files", "the file system failed",
         "[errno] stalefilehandle input/outputerror read-onlyfilesystem transportendpoint "
-        "pytorchstreamwriter",
+        "pytorchstreamwriter unexpectedpos remotei/oerror",
         r"\[Errno (?:5|30|107|116|121)\]|Stale file handle|Input/output error|Read-only file system"
-        r"|Transport endpoint is not connected|PytorchStreamWriter failed",
+        r"|Transport endpoint is not connected|PytorchStreamWriter failed|unexpected pos \d+",
         "look at the mount on that node, and at the room left there",
         "`longhaul checkpoint list RUN` shows what is complete",
         depth=1,
@@ -221,8 +233,8 @@ KINDS = (
     ),
     _kind(
         "time_limit", "the batch system ended the job at its time limit",
-        "cancelled duetotimelimit",
-        r"DUE TO TIME LIMIT",
+        "cancelled duetotimelimit term_runlimit exceededlimit walltime",
+        r"DUE TO TIME LIMIT|TERM_RUNLIMIT|walltime \S+ exceeded limit",
         "nothing is broken: submit it again; `time` of the cluster file is the limit",
         STATUS,
         depth=1,
@@ -237,8 +249,9 @@ KINDS = (
     ),
     _kind(
         "node_lost", "a node is lost",
-        "cancelled nodefailure node_fail nodefail",
-        r"DUE TO NODE FAILURE|\bNODE_FAIL\b|srun: error: Node failure|\bnode failure\b",
+        "cancelled nodefailure node_fail notresponding nodefail",
+        r"DUE TO NODE FAILURE|\bNODE_FAIL\b|srun: error: Node failure|\bnode failure\b"
+        r"|Nodes? \S+ (?:are |is )?not responding",
         "leave the node out (`exclude` of the cluster file) until it is repaired; the "
         "stage resumes on others",
         STATUS,

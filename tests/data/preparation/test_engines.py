@@ -199,7 +199,9 @@ def test_a_task_whose_process_is_killed_is_done_by_another(make, reference, monk
 
 def test_processes_that_are_killed_again_and_again_end_the_preparation(make, monkeypatch, tmp_path):
     killed = killing(monkeypatch, 9)
-    with pytest.raises(SourceError, match=r"prepared part \d+ \(.* was killed, 3 .* --workers"):
+    with pytest.raises(
+        SourceError, match=r"prepared part \d+ \(.* ended 3 .*\(SIGKILL\).* --workers"
+    ):
         make(engine=Engine(workers=1))
     assert len(killed) == 3
     assert list(tmp_path.iterdir()) == []

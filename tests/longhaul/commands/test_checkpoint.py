@@ -101,7 +101,7 @@ def test_a_policy_removes_what_it_does_not_keep_and_a_dry_run_only_says_so(answe
     (next_stage / "checkpoints").mkdir(parents=True)
     start = run / "stages/tiny_16/checkpoints/step=4"
     (next_stage / "config.yaml").write_text(json.dumps({"resume": {"start": str(start)}}))
-    assert "nothing is to be removed" in answer(*prune).out
+    assert "no checkpoint to remove" in answer(*prune).out
     (next_stage / "config.yaml").write_text(json.dumps({"resume": {"start": None}}))
     removed = json.loads(answer(*prune, "--json").out)["removed"]
     assert [one["step"] for one in removed] == [4]

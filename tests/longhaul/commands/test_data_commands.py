@@ -83,7 +83,7 @@ def test_tokenizers_are_compared_in_a_table_and_as_json(answer, files: Path) -> 
     words = ("data", "tokenizers", files / "t", "--text", files / "a.txt")
     code, shown, said = answer(*words, "--card", "tiny")
     assert code == 0, said
-    assert "of 1 document, none of it held out, " in shown
+    assert "of 1 document, no document of the source is held out, " in shown
     assert "at hidden size 128 (tiny)" in shown
     assert shlex.split(said.splitlines()[-1])[:3] == ["longhaul", "prepare", "--tokenizer"]
     line = json.dumps({"id": "a", "body": "a b a b " * 20}) + "\n"

@@ -61,7 +61,7 @@ def test_a_length_with_a_comma_is_one_length(answer):
         (("--seq", "64K,1M", "--plot", "x.png"), "--plot cannot go with several lengths"),
         (("--seq", "64K,1M", "--why"), "--why cannot go with several lengths"),
         (("--max-seq", "--nodes", "1,2"), "several numbers of GPUs cannot go with --max-seq"),
-        (("--ladder", "prolong", "--nodes", "1,2"), "several numbers of GPUs cannot go with --lad"),
+        (("--ladder", "prolong", "--nodes", "1,2"), "1,2 are several sizes"),
     ],
 )
 def test_what_several_points_cannot_have_is_refused(answer, words, said):
@@ -72,7 +72,8 @@ def test_what_several_points_cannot_have_is_refused(answer, words, said):
     ("nodes", "said"),
     [
         ("1,0", "'--nodes': 0 is not in the range"),
-        ("1,,2", "'--nodes': '' is not a valid int range"),
+        ("1,,2", "'--nodes': '' is not a valid number"),
+        ("1:4", "'1:4' is not a valid number; expected one"),
     ],
 )
 def test_each_number_is_an_integer_from_one_on(answer, nodes, said):

@@ -81,7 +81,7 @@ def test_a_line_has_the_figures_of_each_gpu_or_of_all(run):
     with training(run):
         assert stage_line(watched.look().stages[1]) == (
             "tiny_2k  running  step 11/40  loss 2.500  tokens/s/rank 2,048  memory 1.0 2.0 GiB  "
-            "GPUs busy 98 95 %  saved step 8"
+            "GPUs busy 98 95 %  saved step 8  left 58 s"
         )
         many = {"device_memory_bytes_by_rank": {"max": 2**31, "median": 2**30, "rank": 70}}
         append_step(metrics, step | {"step": 12} | many)
@@ -150,30 +150,32 @@ def test_an_event_holds_until_a_step_is_taken_after_it(run):
 
 
 def test_it_follows_a_run_to_its_end(answer, run, monkeypatch):
-    folder, looks = stage_folder(run, "tiny_2k"), iter(range(100))
+    folder, looks, clock = stage_folder(run, "tiny_2k"), iter(range(100)), Clock()
     lock = (folder / "metrics.lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
 
     def sleep(_: float) -> None:
         at = next(looks)
+        if at < 2:
+            append_step(folder / "metrics.jsonl", {"step": 11 + at, "loss": 2.9, "seconds": 2.0})
+            clock.seconds += (20.0, 19.0)[at]  # a line of steps comes every 20 s
         if at == 0:
-            append_step(folder / "metrics.jsonl", {"step": 11, "loss": 2.9, "seconds": 2.0})
             append(folder, [begins(SLOW)])
-        if at == 1:
+        if at == 2:
             lock.close()
 
-    clocks = SimpleNamespace(sleep=sleep, monotonic=time.monotonic, time=time.time)
+    clocks = SimpleNamespace(sleep=sleep, monotonic=clock, time=time.time)
     monkeypatch.setattr(follow, "time", clocks)
     code, out, _ = answer("status", run, "--follow")
     assert code == 1
     assert out.splitlines() == [
         "tiny_512  done  step 40/40  loss 3.000  saved step 40",
-        "tiny_2k  running  step 10/40  loss 3.000  saved step 8",
-        "tiny_2k  running  step 11/40  loss 2.900  saved step 8",
+        "tiny_2k  running  step 10/40  loss 3.000  saved step 8  left 60 s",
+        "tiny_2k  running  step 11/40  loss 2.900  saved step 8  left 58 s",
         *(line for line in out.splitlines() if "straggler since" in line),
         "  likely cause: heat", "  to do: look",
-        "tiny_2k  stopped  step 11/40  loss 2.900  saved step 8",
-        "tiny_2k: ended since step 11: the processes of tiny_2k are gone, at step 11 of 40",
+        "tiny_2k  stopped  step 12/40  loss 2.900  saved step 8",
+        "tiny_2k: ended since step 12: the processes of tiny_2k are gone, at step 12 of 40",
         *(line for line in out.splitlines() if "they were killed" in line or "resumes it" in line),
         "nothing works on this run any more",
     ]  # fmt: skip

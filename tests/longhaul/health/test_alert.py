@@ -2,6 +2,7 @@
 """The alert command: JSON on its input, no shell, a timeout, and no effect on who calls it."""
 
 import json
+import resource
 import shlex
 import sys
 
@@ -38,6 +39,8 @@ def test_the_command_gets_each_finding_and_no_shell_reads_it(tmp_path):
 def test_the_failure_of_a_command_is_said_without_its_words_which_may_be_secret():
     (said,) = failures("sh -c 'echo https://user:pa55@host >&2; exit 3; T0KEN'", {})
     assert said.endswith("(sh ...) failed: exit code 3; what it printed is not logged")
+    (said,) = failures("sh -c 'kill -SEGV $$'", {})
+    assert "signal 11;" in said
     (said,) = failures("no_such/program T0KEN", {})
     assert "(no_such/program ...) failed: exit code 127;" in said
 
@@ -72,6 +75,23 @@ def test_the_last_alert_that_fails_is_said_before_the_caller_ends(monkeypatch):
     alerts.send({})
     alerts.close()
     assert "exit code 3" in said[0]
+
+
+def test_alerts_that_cannot_start_or_do_not_end_hold_no_training_up(monkeypatch):
+    monkeypatch.setattr(alert, "CLOSING_SECONDS", 0.2)
+    said = []
+    alerts = Alerts("sleep 5", said.append)
+    for _ in range(4):
+        alerts.send({})
+    alerts.close()
+    assert len(alerts._running) == 4  # they outlive it
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        alerts.send({})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert "Too many open files" in said[-1]
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def of_yaml(place: str, text: str) -> Iterator[Told]:
 def _string(node: ast.AST) -> str:
     """Return the text of a string's node, each value in it a hole; of anything else a hole."""
     if isinstance(node, ast.Constant):
-        return str(node.value) if isinstance(node.value, str) else ""
+        return str(node.value) if isinstance(node.value, str | int) else ""
     if isinstance(node, ast.JoinedStr):
         return "".join(_string(part) for part in node.values)
     return HOLE
@@ -178,7 +178,7 @@ def _not_parsed(command: Any, words: list[str], to_type: bool) -> str:
     valid = list(words)
     for at, (option, value) in enumerate(pairwise(words), 1):
         param = options.get(option)
-        if param is not None and param.type.name.startswith("int"):
+        if param is not None and (param.metavar or param.type.name).lstrip("<").startswith("int"):
             valid[at] = "2" if value.isupper() else value
     try:
         command.make_context(command.name, valid)
