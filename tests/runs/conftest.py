@@ -68,12 +68,13 @@ class TrainingRun:
         return self.steps()
 
     def kill_after(self, step: int) -> None:
-        """Start, and kill every rank with SIGKILL once a step has been logged."""
+        """Start, and kill every rank with SIGKILL once a step and a checkpoint are there."""
         with self.start() as ranks:
             deadline = time.monotonic() + TIMEOUT_SECONDS
-            while not any(line["step"] >= step for line in self.steps()):
+            saved = self.metrics.parent / "checkpoints"
+            while not (any(n["step"] >= step for n in self.steps()) and [*saved.glob("step=*")]):
                 assert ranks.running(), (self.folder / "output.log").read_text()[-4000:]
-                assert time.monotonic() < deadline, f"step {step} was never reached"
+                assert time.monotonic() < deadline, f"step {step} or a save was not reached"
                 time.sleep(0.05)
 
 

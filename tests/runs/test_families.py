@@ -71,6 +71,7 @@ def require_same(started, layouts: dict[str, dict], store: Path, folder: Path) -
             assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), (name, ours["step"])
 
 
+@pytest.mark.nightly  # test_expert_parallel has the gradients, test_families_ranks other families
 def test_two_ranks_give_the_losses_of_one_at_each_step(started, small_store, tmp_path: Path):
     with_experts = started[0] == "mixtral"
     require_same(started, OF_EXPERTS if with_experts else LAYOUTS, small_store, tmp_path)
@@ -91,10 +92,12 @@ def test_a_stage_with_divided_experts_is_resumed_on_one_rank_and_the_other_way(
         pytest.skip("a model without experts")
     both = [{"ranks": 2, "layout": {"dp": 2, "ep": 2}}, {"ranks": 1, "layout": {}}]
     first, second = [
-        TrainingRun(tmp_path / way, small_store, card=CARDS[family], steps=STEPS, start=start, **of)
+        TrainingRun(
+            tmp_path / way, small_store, card=CARDS[family], steps=STEPS, every=5, start=start, **of
+        )
         for of in (both if way == "joined" else reversed(both))
     ]
-    first.kill_after(6)  # behind the checkpoint of step 5
+    first.kill_after(6)
     steps = second.finish()
     assert len(steps) == STEPS
     losses = pytest.approx([step["loss"] for step in alone], rel=1e-4)

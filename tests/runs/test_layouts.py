@@ -109,7 +109,6 @@ def test_bf16_with_the_memory_stack_and_tensor_ranks_follows_fp32(training_run, 
 def test_a_stage_goes_on_under_another_layout_with_its_optimizer(training_run, one_rank, start):
     run = training_run("moved", ranks=2, layout={"cp": 2}, start=start, steps=STEPS, every=5)
     run.kill_after(6)
-    assert (run.metrics.parent / "checkpoints" / "step=5").exists()
     run.options["layout"] = {"tp": 2}
     for ours, reference in zip(run.finish(), one_rank, strict=True):
         assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), ours["step"]

@@ -59,8 +59,8 @@ def test_two_context_ranks_give_the_losses_of_one(training_run, one_rank):
 
 
 def test_a_killed_run_goes_on_with_the_rows_that_were_next(training_run, one_rank):
-    run = training_run("killed", ranks=2, layout={"dp": 2}, **OPTIONS)
-    run.kill_after(6)  # past the checkpoint of step 5
+    run = training_run("killed", ranks=2, layout={"dp": 2}, every=5, **OPTIONS)
+    run.kill_after(6)
     for ours, reference in zip(run.finish(), one_rank, strict=True):
         assert data_of(ours) == data_of(reference)
         assert ours["loss"] == pytest.approx(reference["loss"], rel=1e-4), ours["step"]

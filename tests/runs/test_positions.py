@@ -56,7 +56,6 @@ def test_a_resume_draws_what_would_have_come(training_run, start):
     whole = training_run("whole", ranks=1, layout={}, **options).finish()
     killed = training_run("killed", ranks=1, layout={}, every=5, **options)
     killed.kill_after(6)
-    assert (killed.metrics.parent / "checkpoints" / "step=5").exists()
     assert [step["loss"] for step in killed.finish()] == [step["loss"] for step in whole]
     newest = killed.metrics.parent / "checkpoints" / f"step={STEPS}"
     assert start_entry_of(newest) == start_entry(Path(start) / "step=5")

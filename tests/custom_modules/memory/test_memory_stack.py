@@ -177,7 +177,10 @@ def test_megatrons_own_modes_equal_the_plain_model_with_and_without_tiles():
     assert max(found.values()) < 1e-10, found
 
 
-@pytest.mark.parametrize(("tp", "cp", "length"), [(2, 1, 26), (1, 2, 28)], ids=["TP", "CP"])
+@pytest.mark.parametrize(
+    ("tp", "cp", "length"),
+    [pytest.param(2, 1, 26, marks=pytest.mark.nightly, id="TP"), pytest.param(1, 2, 28, id="CP")],
+)
 def test_every_module_and_pair_equals_the_plain_model_on_two_ranks(tp, cp, length):
     for found in run_ranks(on_ranks, 2, tp, cp, length):
         for kind, by_variant in found.items():
