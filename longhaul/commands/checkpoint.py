@@ -377,7 +377,7 @@ def _show_differences(lines: Sequence[dict[str, str]], second: str) -> None:
     from rich.table import Table
 
     if not lines:
-        typer.echo("nothing differs")
+        typer.echo("nothing differs in how they were made")
         return
     cells = [{key: HASH.sub(lambda m: m[0][:SHORT], text) for key, text in line.items()}
              for line in lines]  # fmt: skip

@@ -222,6 +222,9 @@ def _leaves(name: str, node: Any) -> Iterator[tuple[str, str]]:
     if isinstance(node, Mapping):
         for key, value in node.items():
             yield from _leaves(f"{name}.{key}" if name else str(key), value)
+    elif isinstance(node, list):
+        for at, value in enumerate(node):
+            yield from _leaves(f"{name}[{at}]", value)
     elif node not in (None, ""):
         yield name, str(node)
 

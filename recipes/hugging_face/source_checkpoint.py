@@ -7,6 +7,7 @@ stage, to the import that the first stage started from, whose `hugging_face/` ke
 files.
 """
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,7 +102,7 @@ def trained(source: Path, like: Path | None = None) -> Trained:
 def checkpoint_of(source: Path) -> Path:
     """Return the newest complete checkpoint of a stage, of its `checkpoints`, or the one named.
 
-    Raises ValueError if there is none; for a run, with its newest stage that has one.
+    Raises ValueError if there is none; for a run, with its stages that have one.
     """
     if not source.is_dir():
         what = f"{source} is a file" if source.exists() else f"there is no folder {source}"
@@ -112,7 +113,8 @@ def checkpoint_of(source: Path) -> Path:
     if checkpoint is None:
         saved = _saved_stages(source)
         if saved:
-            raise ValueError(f"{source} is a run; name one of its stages: {saved[-1]}")
+            named = ", ".join(shlex.quote(str(stage)) for stage in saved)
+            raise ValueError(f"{source} is a run; name one of its stages: {named}")
         has_no = "is a run without a" if (source / "stages").is_dir() else "has no"
         raise ValueError(
             f"{source} {has_no} complete checkpoint; name the folder of a trained stage or of an "

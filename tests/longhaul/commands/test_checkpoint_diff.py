@@ -3,6 +3,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -91,12 +92,14 @@ def test_nothing_differs_where_it_was_made_and_nothing_heavy_is_imported(saved, 
     assert content["records"] == [saved.record]
 
 
-def test_of_a_run_the_newest_stage_with_a_complete_checkpoint_is_named(answer, tmp_path):
-    for saved, name in (((40, 8), "tiny_2k"), ((40, 0), "tiny_512"), ((0, 8), "tiny_2k")):
+def test_of_a_run_the_stages_with_a_complete_checkpoint_are_named(answer, tmp_path):
+    both = ("tiny_512", "tiny_2k")
+    for saved, names in (((40, 8), both), ((40, 0), both[:1]), ((0, 8), both[1:])):
         run = make_run(tmp_path / f"{saved}", saved=saved)
         (run / "stages/tiny_8k/checkpoints/step=3").mkdir(parents=True)
         told = answer("checkpoint", "diff", run).error()
-        assert f"is a run; name one of its stages: {run / 'stages' / name}" in told
+        named = ", ".join(shlex.quote(str(run / "stages" / name)) for name in names)
+        assert f"is a run; name one of its stages: {named}" in told
     run = make_run(tmp_path / "none", saved=(0, 0))
     assert (
         f"{run} is a run without a complete checkpoint" in answer("checkpoint", "diff", run).error()
