@@ -33,7 +33,7 @@ OLD = "LONGHAUL_ORACLE_OLD"
 PLACE = "LONGHAUL_ORACLE_PLACE"
 """Environment variable: where that archive is unpacked, since a run folder has paths in it."""
 OF_THIS_RUN = re.compile(
-    r"(^|_)(seconds|wait|bytes|time|mfu|memory|utilization|power|clock|left|host|pid|commit|versions"
+    r"(^|_)(seconds|wait|slow|bytes|time|mfu|memory|utilization|power|clock|left|host|pid|commit|versions"
     r"|started|written|saved|modified|identity|date|pace|machine|sha256|job|age)(_|$)|per_second|_at$"
 )
 """Keys of what differs from run to run."""
