@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store's training documents are like: their lengths, what each length keeps, and copies.
+"""Lengths of a store's training documents, what each sequence length keeps whole, and copies.
 
 `LengthTable` has one row for each length that occurs, so that what comes after does not depend on
 the number of documents: 10 million documents have some 100,000 lengths. For a sequence length S it
@@ -112,7 +112,7 @@ class SourceCensus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Census:
-    """What a store's training documents are like."""
+    """Lengths, padding and copies of a store's training documents."""
 
     sources: tuple[SourceCensus, ...]
     together: SourceCensus

@@ -176,7 +176,7 @@ def _of_run(run: Path, stage: str) -> "tuple[StageData, Path]":
 def _content(store: Path, of: "StageData", step: int | None, data_ranks: int) -> dict[str, Any]:
     """Pack a store for a stage, and return its mix, or the documents of a step."""
     from data.mixture.groups import without_shares
-    from data.mixture.stage_rows import StageRows, for_store, mix_of
+    from data.mixture.stage_rows import for_store, mix_of
     from data.progress import say
     from data.store import Manifest
     from data.token_files.megatron_index import read_index
@@ -199,18 +199,11 @@ def _content(store: Path, of: "StageData", step: int | None, data_ranks: int) ->
     if mix != stated:
         note(f"note: {without_shares(manifest)}")
     say(f"packing the documents of {manifest.root} into sequences of {of.seq_length:,} tokens")
-    rows = StageRows.of(
-        manifest,
-        mix,
-        seq_length=of.seq_length,
-        steps=of.steps,
-        rows=of.sequences,
-        seed=of.seed,
-        document_lengths=[
-            read_index(prefix.with_name(f"{prefix.name}.idx")).lengths
-            for prefix in manifest.prefixes("train")
-        ],
-    )
+    lengths = [
+        read_index(prefix.with_name(f"{prefix.name}.idx")).lengths
+        for prefix in manifest.prefixes("train")
+    ]
+    rows = of.rows(manifest, mix, lengths)
     return _of_step(rows, manifest, step, data_ranks, of) if step else _of_stage(rows, mix, of)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run does now and what is wrong with it, once or until it ends; light.
+"""State and findings of a run, once or until it ends; light.
 
 A run cannot report its own death: no step is written, its processes, a node or its folder are gone.
 A look adds that to what the run records. While a run is followed, durations are measured by the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to change where a stage runs out of memory: the search on GPUs with less memory.
+"""Changes with which a stage that ran out of memory fits: the search on GPUs with less memory.
 
 Taken is the first of these that fits, what was tried on GPUs before what was not:
 

@@ -2,6 +2,7 @@
 """The data of a stage as it ran, read back from its folder: the mix, and what was read of it."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,20 @@ class StageData:
     seed: int
     skipped: tuple[tuple[int, int], ...] = ()
     """Windows of samples that the run has skipped: the first and the count of each."""
+
+    def rows(
+        self, manifest: Manifest, mix: Mix, document_lengths: Sequence[Any] | None = None
+    ) -> StageRows:
+        """Return the rows that the stage takes of a store by a mix (`StageRows.of`)."""
+        return StageRows.of(
+            manifest,
+            mix,
+            seq_length=self.seq_length,
+            steps=self.steps,
+            rows=self.sequences,
+            seed=self.seed,
+            document_lengths=document_lengths,
+        )
 
 
 @dataclass(frozen=True)
@@ -91,15 +106,7 @@ def data_read(folder: Path) -> DataRead | None:
         return DataRead(folder.name, step, store, (only,))
     mix = for_store(stated, manifest)
     try:
-        rows = StageRows.of(
-            manifest,
-            mix,
-            seq_length=of.seq_length,
-            steps=of.steps,
-            rows=of.sequences,
-            seed=of.seed,
-            document_lengths=None,
-        )
+        rows = of.rows(manifest, mix)
     except NotPackedError as error:
         raise ValueError(
             f"{error}, so that the store {store} is not as it was when {folder.name} was trained on"

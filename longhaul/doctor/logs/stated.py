@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the sentence of a fault states: rank, group, collective, iteration, job, file, and sizes.
+"""Details in the sentence of a fault: rank, group, collective, iteration, job, file, and sizes.
 
 PyTorch's sentence on memory has had three forms: sizes in brackets with what is `already allocated`
 (up to 2.0), `total capacty` (2.1), and `total capacity` with private pools and limits of the

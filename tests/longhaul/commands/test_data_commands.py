@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What adopt and data print, as tables and as JSON."""
+"""Output of adopt and data: tables and JSON."""
 
 import json
 import shlex

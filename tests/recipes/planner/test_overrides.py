@@ -8,10 +8,10 @@ import pytest
 
 from recipes.notation.layout import layout_from
 from recipes.planner.overrides import override_words
-from recipes.planner.workload import Workload
 from recipes.pretrain import pretrain
 from recipes.resolved import overrides, read
 from recipes.shipped.table import ROWS
+from tests.recipes.planner.test_remedies import workload as of
 
 ROW = ROWS["llama3_8b_nemo_64k"]
 LAYOUTS = (
@@ -29,16 +29,6 @@ WANTED = (
     "tp2 pp2x4 dp2",
     "dp16 fp8:tensorwise",
 )
-
-
-def of(words: str, row=ROW) -> Workload:
-    return Workload(
-        card=row.card,
-        seq_length=row.seq_length,
-        tokens_per_batch=row.stage.tokens_per_batch,
-        layout=layout_from(words),
-        gpus_per_node=8,
-    )
 
 
 @pytest.mark.parametrize("words", LAYOUTS)
